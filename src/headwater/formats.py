@@ -303,3 +303,12 @@ def _is_secret(parameter: str) -> bool:
     """Whether a parameter holds a secret. Its name may be escaped, as in `p%61ssword=`."""
     name, has_value, _ = parameter.partition("=")
     return bool(has_value) and _SECRET_NAME.search(unquote(name)) is not None
+
+
+def is_unicode(text: str) -> bool:
+    """Half a surrogate pair is not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

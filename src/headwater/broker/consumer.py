@@ -28,7 +28,7 @@ from headwater.broker.deliveries import Claimed, Failure, taken_over
 from headwater.broker.flow import Completion, Flow, WaitFor, complete
 from headwater.broker.logger import from_the_function_on, logger
 from headwater.broker.wakeups import Waiter
-from headwater.errors import ClosedError, HeadwaterError, LeaseLostError
+from headwater.errors import ClosedError, HeadwaterError, InvalidStateError, LeaseLostError
 from headwater.ports.records import Gap, SubscriptionSpec
 
 FETCH_MAX = 10_000
@@ -472,3 +472,7 @@ class Consumer(ABC):
     @abstractmethod
     def _submit_close(self, seen: Collection[tuple[int, int]] | None, vanished: bool) -> None:
         """Ask for it, behind the acks that are under way; when it is done, this one is `gone`."""
+
+
+def ephemeral_error(consumer: Consumer, why: str) -> InvalidStateError:
+    return InvalidStateError(f"an ephemeral subscription {why}", where=consumer.id, next="Use mode exclusive or shared")

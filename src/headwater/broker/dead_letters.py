@@ -15,13 +15,12 @@ from headwater.arguments import INT64_MAX, check_choice, check_optional_text, ch
 from headwater.broker.deliveries import Failure, dead_letter, dead_letters_by_id, replace
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow
-from headwater.broker.publish import draft_of
 from headwater.broker.subscribe import check_subscription_id
 from headwater.delivery.filters import parse_regex
 from headwater.delivery.retry import REASONS, Reason
 from headwater.errors import HeadwaterError, InvalidDataError, InvalidOptionError, UnknownDeadLetterError
 from headwater.formats import iso, ms_of_iso
-from headwater.message import Message, MessageDocument, check_limits, from_document, to_document
+from headwater.message import Message, MessageDocument, check_limits, copy_draft, from_document, to_document
 from headwater.ports.records import (
     DeadLetter,
     DeadLetterQuery,
@@ -215,7 +214,7 @@ class DeadLetters:
                 failed[letter.id] = why
                 writer.save_dead_letters([replace(counted, redrive_error=why)])
             elif to_topic is not None:
-                writer.append([draft_of(letter.message, to_topic)], now_ms, self._engine.dedupe)
+                writer.append([copy_draft(letter.message, check_topic(to_topic))], now_ms, self._engine.dedupe)
                 writer.remove_dead_letters([letter.id])
             else:
                 writer.save_dead_letters([replace(counted, redriving=True, redrive_error=None)])
@@ -389,7 +388,7 @@ def _refusals(
             continue
         try:
             if to_topic is not None:
-                draft_of(letter.message, to_topic)
+                copy_draft(letter.message, check_topic(to_topic))
             else:
                 _refuse_unwanted(reader, letter)
                 _refuse_foreign(reader, letter)

@@ -27,7 +27,7 @@ from headwater.delivery.lease import release
 from headwater.delivery.retry import decide_retry
 from headwater.errors import ClosedError, LeaseLostError, NotDeliveredError, OutcomeUnknownError, StoreError
 from headwater.ports.records import DeliveryRow, SubscriptionRecord, selection_of
-from headwater.ports.store import Reader, Writer
+from headwater.ports.store import Writer
 
 LOCKED_RETRY_MS = 200  # when to look again at a row that is due and locked by another transaction
 SCANNED_UNSAVED_MAX = 10_000  # how far a scan may pass messages that do not match before its position is saved
@@ -322,11 +322,8 @@ class DurableConsumer(Consumer):
         found = [self._in_flight.get(seq) for seq in seqs]
         for seq, claimed in zip(seqs, found, strict=True):
             if claimed is None or attempt not in (None, claimed.attempt):
-                raise (yield from self.engine.read(partial(self._why_not_in_flight, seq)))
+                raise (yield from self.engine.read(partial(self._in_flight.why_not, seq)))
         return [claimed for claimed in found if claimed is not None]
-
-    def _why_not_in_flight(self, seq: int, reader: Reader) -> NotDeliveredError | LeaseLostError:
-        return deliveries.not_in_flight(reader, self._in_flight.load(reader), seq)
 
     def why_not_acked(self, seqs: Sequence[int]) -> Flow[dict[int, NotDeliveredError | LeaseLostError]]:
         """Of seqs that are not in flight here: why each was not acked, except those that were acked before."""

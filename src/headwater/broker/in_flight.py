@@ -14,6 +14,7 @@ from headwater.broker.deliveries import (
 )
 from headwater.broker.engine import Engine
 from headwater.broker.wakeups import Waiter
+from headwater.errors import LeaseLostError, NotDeliveredError
 from headwater.ports.records import DeliveryRow, SubscriptionRecord
 from headwater.ports.store import Reader
 
@@ -98,7 +99,10 @@ class InFlight(dict[int, Claimed]):
         if not lost:
             return claimed, rows
         if strict:
-            raise not_in_flight(reader, self.load(reader), lost[0].message.seq)
+            raise self.why_not(lost[0].message.seq, reader)
         ids = set(map(id, lost))
         held = [each for each in claimed if id(each) not in ids]
         return held, {each.message.seq: rows[each.message.seq] for each in held if each.message.seq in rows}
+
+    def why_not(self, seq: int, reader: Reader) -> NotDeliveredError | LeaseLostError:
+        return not_in_flight(reader, self.load(reader), seq)

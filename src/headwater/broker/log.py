@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
-from headwater.arguments import check_flag, check_whole
+from headwater.arguments import INT64_MAX, check_flag, check_whole
 from headwater.broker import history, maintenance, schedules, statistics
 from headwater.broker.background import PeriodicTask
 from headwater.broker.committer import TransactionHooks, bytes_of
-from headwater.broker.consumer import Consumer
+from headwater.broker.consumer import Consumer, ephemeral_error
 from headwater.broker.dead_letters import DeadLetters
 from headwater.broker.deliveries import Claimed, Resume, already_active, load, replace
 from headwater.broker.durable_consumer import DurableConsumer
@@ -62,7 +62,6 @@ T = TypeVar("T")
 
 HEARTBEATS_PER_LEASE = 3
 HEARTBEAT_S_MIN = 0.2  # a beat renews all; one impatient subscription must not set the pace of the others
-INT64_MAX = 2**63 - 1
 WRITE_PROOF = "write proof"  # the name of the lease that is written to see whether writing works
 
 
@@ -123,9 +122,7 @@ class LocalLog:
         if consumer is None or claimed is None:
             return OwnTransaction(self.engine)
         if not isinstance(consumer, DurableConsumer):
-            raise InvalidStateError(
-                "an ephemeral subscription has nothing to ack", where=consumer.id, next="Use mode exclusive or shared"
-            )
+            raise ephemeral_error(consumer, "has nothing to ack")
         return OwnTransaction(self.engine, consumer.id, partial(consumer.ack_in, [claimed]))
 
     # --- subscribing --------------------------------------------------------------------------------------------
@@ -235,11 +232,7 @@ class LocalLog:
 
     def describe(self, consumer: Consumer) -> Flow[statistics.SubscriptionInfo]:
         if isinstance(consumer, TailConsumer):
-            raise InvalidStateError(
-                "an ephemeral subscription keeps no state to describe",
-                where=consumer.id,
-                next="Use mode exclusive or shared",
-            )
+            raise ephemeral_error(consumer, "keeps no state to describe")
         return self.subscription_info(consumer.id)
 
     def subscription_info(self, id: str) -> Flow[statistics.SubscriptionInfo]:

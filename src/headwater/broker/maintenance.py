@@ -90,20 +90,14 @@ def _round(engine: Engine, report: MaintenanceReport) -> Flow[None]:
         report.forgotten_ids += forgotten
         if forgotten < IDS_PAGE:
             break
-    while (yield from engine.write(partial(_forget_receipts, engine))) == IDS_PAGE:
+    oldest_ms = engine.dedupe.oldest_ms(engine.clock.now_ms())
+    while (yield from engine.write(lambda writer, _: writer.forget_old_receipts(oldest_ms, IDS_PAGE))) == IDS_PAGE:
         pass
-    while (yield from engine.write(partial(_forget_timings, engine))) == TIMINGS_PAGE:
+    kept_ms = engine.clock.now_ms() - TIMINGS_KEPT_MS
+    while (yield from engine.write(lambda writer, _: writer.forget_old_timings(kept_ms, TIMINGS_PAGE))) == TIMINGS_PAGE:
         pass
     while (yield Blocking(lambda: engine.store.reclaim_space(VACUUM_PAGES), engine.statistics)):
         pass
-
-
-def _forget_receipts(engine: Engine, writer: Writer, hooks: TransactionHooks) -> int:
-    return writer.forget_old_receipts(engine.dedupe.oldest_ms(engine.clock.now_ms()), IDS_PAGE)
-
-
-def _forget_timings(engine: Engine, writer: Writer, hooks: TransactionHooks) -> int:
-    return writer.forget_old_timings(engine.clock.now_ms() - TIMINGS_KEPT_MS, TIMINGS_PAGE)
 
 
 def _take_turn(engine: Engine, writer: Writer, hooks: TransactionHooks) -> bool:

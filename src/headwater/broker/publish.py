@@ -10,7 +10,7 @@ from headwater.broker.engine import Engine
 from headwater.broker.flow import Completion
 from headwater.delivery.publishing import receipts_for, stored_seqs
 from headwater.errors import InvalidInputError, InvalidOptionError, TooLargeError
-from headwater.message import BATCH_MESSAGES_MAX, Draft, Message, PublishOptions, copy_draft, encode_all, make_draft
+from headwater.message import BATCH_MESSAGES_MAX, Draft, PublishOptions, encode_all, make_draft
 from headwater.ports.records import Appended
 from headwater.ports.store import PUBLISHING, Writer
 from headwater.topics import check_topic
@@ -126,8 +126,3 @@ def parts_of(message: Outgoing) -> tuple[str, Any, PublishOptions]:
         f"expected (topic, data), not {message!r:.80}",
         next="A batch is a list of (topic, data), (topic, data, options) or mappings",
     )
-
-
-def draft_of(message: Message, topic: str) -> Draft:
-    """A stored message as a new one on another topic, with all its headers but without its id and times."""
-    return copy_draft(message, check_topic(topic))

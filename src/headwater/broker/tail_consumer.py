@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from headwater.broker.consumer import Consumer
 from headwater.broker.deliveries import Claimed, Failure, is_expired
 from headwater.broker.engine import Engine, refuse_in_transaction
-from headwater.broker.flow import Completion, Flow, complete
+from headwater.broker.flow import Completion, Flow, complete, finished
 from headwater.ports.records import SubscriptionSpec, selection_of
 
 
@@ -52,14 +52,10 @@ class TailConsumer(Consumer):
         yield  # makes this a flow
 
     def ack(self, settled: Sequence[Claimed]) -> Completion[None]:
-        done: Completion[None] = Completion()
-        complete([(done, None, None)])
-        return done
+        return finished(None)
 
     def submit_ack(self, settled: Sequence[Claimed], *, lazy: bool = False) -> Completion[list[int]]:
-        done: Completion[list[int]] = Completion()
-        complete([(done, [], None)])
-        return done
+        return finished([])
 
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
         return _nothing_to_do()

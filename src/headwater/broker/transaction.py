@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from headwater.broker.committer import TransactionHooks
-from headwater.broker.consumer import Consumer
+from headwater.broker.consumer import Consumer, ephemeral_error
 from headwater.broker.deliveries import Claimed, taken_over
 from headwater.broker.durable_consumer import DurableConsumer
 from headwater.broker.engine import Engine, refuse_in_transaction
@@ -134,9 +134,7 @@ class ExternalTransactions:
     def ack(self, tx: Any, consumer: Consumer, claimed: Claimed) -> Flow[None]:
         store = self._store()
         if not isinstance(consumer, DurableConsumer):
-            raise InvalidStateError(
-                "an ephemeral subscription has nothing to ack", where=consumer.id, next="Use mode exclusive or shared"
-            )
+            raise ephemeral_error(consumer, "has nothing to ack")
         if not (yield _call(partial(store.may_ack, tx))):
             raise InvalidStateError(
                 "this transaction has published already, and others wait for its end",

@@ -107,10 +107,6 @@ def read_late(raw: Any) -> list[int]:
     return _acknowledged.decode(raw).late
 
 
-def read_nothing(raw: Any) -> None:
-    return None
-
-
 # --- the consumer ---------------------------------------------------------------------------------------------------
 
 
@@ -289,9 +285,7 @@ class RemoteConsumer(Consumer):
 
     def _send_credit(self) -> None:
         """A call that was not answered when the connection broke is sent again, with what it is then."""
-        request = Request(
-            "rpc.credit", lambda: rpc.Credit(self.wire_id, max(0, self._credit_upto)), read_nothing, consumer=self
-        )
+        request = Request("rpc.credit", lambda: rpc.Credit(self.wire_id, max(0, self._credit_upto)), consumer=self)
         self._granting = granting = self._connection.enqueue(request, WAIT_S_MAX)
         granting.watch(self._fetched)
 
@@ -347,9 +341,7 @@ class RemoteConsumer(Consumer):
         if asked.done:
             return
         if self._ready:
-            self._connection.enqueue(
-                Request("rpc.fetch.end", rpc.SubscriptionId(self.wire_id), read_nothing, again=False)
-            )
+            self._connection.enqueue(Request("rpc.fetch.end", rpc.SubscriptionId(self.wire_id), again=False))
         else:
             complete([(asked, None, None)])  # so that it is not sent again
 
@@ -436,7 +428,7 @@ class RemoteConsumer(Consumer):
             handler=failure.handler,
             failed=method == "rpc.reject" and failure.reason == "processing_error",
         )
-        request = Request(method, params, read_nothing, consumer=self)
+        request = Request(method, params, consumer=self)
         with self._lock:  # as for a fetch
             self._refuse_stale([claimed])
             completion = self._settling[claimed.message.seq] = self._connection.enqueue(request)
@@ -454,7 +446,7 @@ class RemoteConsumer(Consumer):
         params = rpc.Settle(self.wire_id, sequence_ids=seqs, by=None if by_ms is None else by_ms / 1000)
         with self._lock:  # as for a fetch
             self._refuse_stale(extended)
-            completion = self._connection.enqueue(Request("rpc.extend", params, read_nothing, consumer=self))
+            completion = self._connection.enqueue(Request("rpc.extend", params, consumer=self))
         yield completion
 
     def _refuse_stale(self, settled: Sequence[Claimed]) -> None:
@@ -484,7 +476,7 @@ class RemoteConsumer(Consumer):
     def release(self, untouched: Sequence[Claimed]) -> Completion[None]:
         self._forget(untouched)
         seqs = [claimed.message.seq for claimed in untouched]
-        request = Request("rpc.release", rpc.Release(self.wire_id, seqs), read_nothing, again=False, consumer=self)
+        request = Request("rpc.release", rpc.Release(self.wire_id, seqs), again=False, consumer=self)
         if self.spec.mode == "ephemeral" or not self._ready:  # the server released them when the connection broke
             complete([(request.completion, None, None)])
             return request.completion
@@ -504,7 +496,7 @@ class RemoteConsumer(Consumer):
         if not seqs:
             return None
         params = rpc.Settle(self.wire_id, sequence_ids=seqs, lenient=True)
-        return Request("rpc.extend", params, read_nothing, again=False, consumer=self)
+        return Request("rpc.extend", params, again=False, consumer=self)
 
     def take_gap(self, notice: rpc.GapNotice) -> None:
         at_ms = ms_of_iso(notice.timestamp)
@@ -551,7 +543,7 @@ class RemoteConsumer(Consumer):
         if not self._ready or (subscribed is not None and subscribed.error is not None):
             complete([(self.gone, None, None)])  # the server released it when the connection broke
             return
-        self._connection.enqueue(Request("rpc.unsubscribe.persistent", params, read_nothing, again=False)).watch(done)
+        self._connection.enqueue(Request("rpc.unsubscribe.persistent", params, again=False)).watch(done)
 
 
 def _now_ms() -> int:

@@ -45,14 +45,14 @@ class RemoteLive(Listeners):
     # --- for `Listeners` --------------------------------------------------------------------------------------------
 
     def _begin(self, listener: Listener) -> None:
-        request = Request("rpc.subscribe", rpc.Topic(listener.pattern.text), _nothing)
+        request = Request("rpc.subscribe", rpc.Topic(listener.pattern.text))
         request.completion.watch(_log_error)
         self._connection.enqueue(request)
 
     def _end(self, listener: Listener) -> None:
         pattern = listener.pattern.text
         if pattern not in self._patterns() and not self._closed:
-            self._connection.enqueue(Request("rpc.unsubscribe", rpc.Topic(pattern), _nothing))
+            self._connection.enqueue(Request("rpc.unsubscribe", rpc.Topic(pattern)))
 
     def _stop_source(self) -> None:
         """The connection closes itself."""
@@ -70,13 +70,9 @@ class RemoteLive(Listeners):
 
 
 def _begin_all(patterns: list[str]) -> Request:
-    request = Request("rpc.subscribe.batch", rpc.Topics(patterns), _nothing, again=False)
+    request = Request("rpc.subscribe.batch", rpc.Topics(patterns), again=False)
     request.completion.watch(_log_error)
     return request
-
-
-def _nothing(raw: Any) -> None:
-    return None
 
 
 def _log_error(completion: Completion[Any]) -> None:

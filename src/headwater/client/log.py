@@ -9,12 +9,13 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Unpack
 
 import msgspec
 from msgspec import Raw
 
-from headwater.broker.consumer import Consumer
+from headwater.broker.consumer import Consumer, ephemeral_error
 from headwater.broker.dead_letters import (
     PAGE,
     Exported,
@@ -39,7 +40,7 @@ from headwater.broker.verbs import ExternalTxVerbs
 from headwater.client.connection import Connection
 from headwater.client.consumer import RemoteConsumer, read_delivered, start_on_the_wire, subscribe_params
 from headwater.client.live import RemoteLive
-from headwater.client.outbox import Request
+from headwater.client.outbox import Decode, Request, read_nothing
 from headwater.client.rpc import RpcMethods
 from headwater.delivery.schedule import Schedule
 from headwater.errors import InvalidInputError, InvalidStateError
@@ -52,7 +53,6 @@ from headwater.topics import Dialect, check_topic, parse_pattern
 
 CLOSE_SECONDS_MAX = 10.0
 DEAD_LETTERS_PER_CALL = 1_000
-PUBLISHER_CHARS_MAX = 128
 
 
 class _Seq(msgspec.Struct):
@@ -68,6 +68,18 @@ class _Removed(msgspec.Struct):
     removed: bool
 
 
+@cache
+def _decoder(type: Any) -> Decode:
+    return msgspec.json.Decoder(type).decode
+
+
+_seq = msgspec.json.Decoder(_Seq)
+_seqs = msgspec.json.Decoder(_Seqs)
+_gap_notice = msgspec.json.Decoder(rpc.GapNotice)
+_paused_notice = msgspec.json.Decoder(rpc.SubscriptionId)
+_lost_notice = msgspec.json.Decoder(rpc.LostNotice)
+
+
 def _published(raw: Any) -> int:
     return _seq.decode(raw).sequence_id
 
@@ -78,39 +90,7 @@ def _appended(raw: Any) -> Appended:
 
 
 def _deleted(raw: Any) -> bool:
-    return _removed.decode(raw).removed
-
-
-def _nothing(raw: Any) -> None:
-    return None
-
-
-def _reader(type: Any) -> Callable[[Any], Any]:
-    return msgspec.json.Decoder(type).decode
-
-
-_seq = msgspec.json.Decoder(_Seq)
-_seqs = msgspec.json.Decoder(_Seqs)
-_removed = msgspec.json.Decoder(_Removed)
-_gap_notice = msgspec.json.Decoder(rpc.GapNotice)
-_paused_notice = msgspec.json.Decoder(rpc.SubscriptionId)
-_lost_notice = msgspec.json.Decoder(rpc.LostNotice)
-_infos = _reader(list[SubscriptionInfo])
-_info = _reader(SubscriptionInfo)
-_topics = _reader(list[TopicCount])
-_statistics = _reader(LogStatistics)
-_health = _reader(dict[str, Any])
-_retention = _reader(list[RetentionPolicy])
-_report = _reader(MaintenanceReport)
-_dead_letters = _reader(list[LetterDocument])
-_dead_letter = _reader(LetterDocument)
-_dead_letter_statistics = _reader(LetterStatistics)
-_redriven = _reader(RedriveResult)
-_count = _reader(int)
-_flag = _reader(bool)
-_schedules = _reader(list[ScheduleRecord])
-_turn = _reader(ScheduleTurn)
-_exported = _reader(Exported)
+    return msgspec.json.decode(raw, type=_Removed).removed
 
 
 class RemoteLog:
@@ -123,7 +103,9 @@ class RemoteLog:
         self._consumers: dict[str, RemoteConsumer] = {}
         self._rpc_methods = RpcMethods(connection, blocking=loop_thread is not None)
         self._closed = False
-        self._schedule_publisher = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"[:PUBLISHER_CHARS_MAX]
+        self._schedule_publisher = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"[
+            : rpc.PUBLISHER_CHARS_MAX
+        ]
         self._heartbeat_timer: asyncio.TimerHandle | None = None
         self.dead_letters = RemoteDeadLetters(self._ask)
         self.live = RemoteLive(connection)
@@ -145,7 +127,7 @@ class RemoteLog:
     def remote(self) -> RpcMethods:
         return self._rpc_methods
 
-    def _ask(self, method: str, params: Any, decode: Callable[[Any], Any], *, again: bool = True) -> Flow[Any]:
+    def _ask(self, method: str, params: Any, decode: Decode = read_nothing, *, again: bool = True) -> Flow[Any]:
         outcome = yield self._connection.enqueue(Request(method, params, decode, again=again))
         return outcome
 
@@ -218,45 +200,42 @@ class RemoteLog:
         return consumer
 
     def delete_subscription(self, id: str) -> Flow[None]:
-        return self._ask("rpc.subscription.remove", rpc.SubscriptionId(id), _nothing, again=False)
+        return self._ask("rpc.subscription.remove", rpc.SubscriptionId(id), again=False)
 
     def seek(self, id: str, start: Start) -> Flow[int]:
         return self._ask("rpc.seek", rpc.Seek(id, start_on_the_wire(start)), _published)
 
     def pause(self, id: str) -> Flow[None]:
-        return self._ask("rpc.subscription.pause", rpc.SubscriptionId(id), _nothing)
+        return self._ask("rpc.subscription.pause", rpc.SubscriptionId(id))
 
     def resume(self, id: str) -> Flow[None]:
-        return self._ask("rpc.subscription.resume", rpc.SubscriptionId(id), _nothing)
+        return self._ask("rpc.subscription.resume", rpc.SubscriptionId(id))
 
     # --- inspecting ---------------------------------------------------------------------------------------------
 
     def describe(self, consumer: Consumer) -> Flow[SubscriptionInfo]:
         if consumer.spec.mode == "ephemeral":
-            raise InvalidStateError(
-                "an ephemeral subscription keeps no state to describe",
-                where=consumer.id,
-                next="Use mode exclusive or shared",
-            )
+            raise ephemeral_error(consumer, "keeps no state to describe")
         return self.subscription_info(consumer.id)
 
     def subscription_infos(self) -> Flow[list[SubscriptionInfo]]:
         found: list[SubscriptionInfo] = []
         while len(found) % rpc.SUBSCRIPTIONS_MAX == 0:
             params = rpc.SubscriptionPage(found[-1].id) if found else None
-            page = yield from self._ask("rpc.subscriptions", params, _infos)
+            page = yield from self._ask("rpc.subscriptions", params, _decoder(list[SubscriptionInfo]))
             if not page:
                 break
             found += page
         return found
 
     def subscription_info(self, id: str) -> Flow[SubscriptionInfo]:
-        return self._ask("rpc.subscription", rpc.SubscriptionId(id), _info)
+        return self._ask("rpc.subscription", rpc.SubscriptionId(id), _decoder(SubscriptionInfo))
 
     def topics(self) -> Flow[list[TopicCount]]:
         found: list[TopicCount] = []
         while len(found) % rpc.TOPICS_MAX == 0:
-            page = yield from self._ask("rpc.topics", rpc.TopicPage(found[-1].topic if found else ""), _topics)
+            after = rpc.TopicPage(found[-1].topic if found else "")
+            page = yield from self._ask("rpc.topics", after, _decoder(list[TopicCount]))
             if not page:
                 break
             found += page
@@ -269,10 +248,10 @@ class RemoteLog:
         return self._ask("rpc.last_seq", None, _published)
 
     def statistics(self) -> Flow[LogStatistics]:
-        return self._ask("rpc.stats", None, _statistics)
+        return self._ask("rpc.stats", None, _decoder(LogStatistics))
 
     def health(self) -> Flow[dict[str, Any]]:
-        return self._ask("rpc.health", None, _health)
+        return self._ask("rpc.health", None, _decoder(dict[str, Any]))
 
     # --- retention ----------------------------------------------------------------------------------------------
 
@@ -288,16 +267,16 @@ class RemoteLog:
     ) -> Flow[None]:
         age_s = None if max_age is None else span_ms(max_age, "max_age") / 1000
         text = parse_pattern(pattern, dialect).text
-        return self._ask("rpc.retain", rpc.Retain(text, age_s, max_count, max_bytes, keep_unacked, dialect), _nothing)
+        return self._ask("rpc.retain", rpc.Retain(text, age_s, max_count, max_bytes, keep_unacked, dialect))
 
     def delete_retention(self, pattern: str, dialect: Dialect) -> Flow[bool]:
         return self._ask("rpc.retention.remove", rpc.RemoveRetention(pattern, dialect), _deleted, again=False)
 
     def retention(self) -> Flow[list[RetentionPolicy]]:
-        return self._ask("rpc.retention", None, _retention)
+        return self._ask("rpc.retention", None, _decoder(list[RetentionPolicy]))
 
     def run_maintenance(self) -> Flow[MaintenanceReport]:
-        return self._ask("rpc.maintenance.run", None, _report)
+        return self._ask("rpc.maintenance.run", None, _decoder(MaintenanceReport))
 
     # --- schedules ----------------------------------------------------------------------------------------------
 
@@ -306,22 +285,22 @@ class RemoteLog:
         return self._clock
 
     def schedules(self) -> Flow[list[ScheduleRecord]]:
-        return self._ask("rpc.schedules", None, _schedules)
+        return self._ask("rpc.schedules", None, _decoder(list[ScheduleRecord]))
 
     def declare_schedule(self, schedule: Schedule) -> Flow[ScheduleTurn]:
         params = rpc.DeclareSchedule(msgspec.to_builtins(schedule), self._schedule_publisher)
-        return self._ask("rpc.schedule.declare", params, _turn)
+        return self._ask("rpc.schedule.declare", params, _decoder(ScheduleTurn))
 
     def take_schedule(self, schedule: Schedule, due_ms: int) -> Flow[ScheduleTurn]:
         params = rpc.TakeSchedule(msgspec.to_builtins(schedule), self._schedule_publisher, due_ms)
-        return self._ask("rpc.schedule.take", params, _turn)
+        return self._ask("rpc.schedule.take", params, _decoder(ScheduleTurn))
 
     def publish_occurrence(self, schedule: Schedule, fence: int, at_ms: int, data: Any, ends: bool) -> Flow[bool]:
         """One that is sent again after a lost answer is not stored again, and answered with False."""
         raw = None if data is None else Raw(encode(data, schedule.topic))
         who = self._schedule_publisher
         params = rpc.PublishOccurrence(msgspec.to_builtins(schedule), who, fence, at_ms, raw, ends)
-        return self._ask("rpc.schedule.publish", params, _flag)
+        return self._ask("rpc.schedule.publish", params, _decoder(bool))
 
     def delete_schedule(self, id: str) -> Flow[bool]:
         return self._ask("rpc.schedule.remove", rpc.ScheduleId(id), _deleted, again=False)
@@ -407,7 +386,8 @@ class RemoteDeadLetters:
         found: list[DeadLetter] = []
         while len(found) < limit:
             most = min(limit - len(found), DEAD_LETTERS_PER_CALL)
-            page = yield from self._ask("rpc.dead_letters", _filter(given, after=after, limit=most), _dead_letters)
+            params = _filter(given, after=after, limit=most)
+            page = yield from self._ask("rpc.dead_letters", params, _decoder(list[LetterDocument]))
             found += [from_wire(letter) for letter in page]
             if not page:
                 break
@@ -415,29 +395,29 @@ class RemoteDeadLetters:
         return found
 
     def get(self, id: int) -> Flow[DeadLetter]:
-        found = yield from self._ask("rpc.dead_letters.get", rpc.DeadLetterId(id), _dead_letter)
+        found = yield from self._ask("rpc.dead_letters.get", rpc.DeadLetterId(id), _decoder(LetterDocument))
         return from_wire(found)
 
     def statistics(self, **given: Unpack[LetterFilter]) -> Flow[LetterStatistics]:
-        return self._ask("rpc.dead_letters.stats", _filter(given), _dead_letter_statistics)
+        return self._ask("rpc.dead_letters.stats", _filter(given), _decoder(LetterStatistics))
 
     def redrive(
         self, to_topic: str | None = None, dry_run: bool = False, **given: Unpack[LetterFilter]
     ) -> Flow[RedriveResult]:
         params = _filter(given, to_topic=to_topic, dry_run=dry_run)
-        return self._ask("rpc.dead_letters.redrive", params, _redriven, again=dry_run)
+        return self._ask("rpc.dead_letters.redrive", params, _decoder(RedriveResult), again=dry_run)
 
     def purge(self, dry_run: bool = False, **given: Unpack[LetterFilter]) -> Flow[int]:
-        return self._ask("rpc.dead_letters.purge", _filter(given, dry_run=dry_run), _count, again=dry_run)
+        return self._ask("rpc.dead_letters.purge", _filter(given, dry_run=dry_run), _decoder(int), again=dry_run)
 
     def export(self, after: int = 0, limit: int = PAGE, **given: Unpack[LetterFilter]) -> Flow[Exported]:
-        return self._ask("rpc.dead_letters.export", _filter(given, after=after, limit=limit), _exported)
+        return self._ask("rpc.dead_letters.export", _filter(given, after=after, limit=limit), _decoder(Exported))
 
     def import_(self, lines: Iterable[str]) -> Flow[int]:
         imported = 0
         for page in imported_pages(lines):
             asked = rpc.ImportDeadLetters(page.lines)
-            imported += yield from self._ask("rpc.dead_letters.import", asked, _count, again=False)
+            imported += yield from self._ask("rpc.dead_letters.import", asked, _decoder(int), again=False)
         return imported
 
 

@@ -22,7 +22,12 @@ from headwater.protocol.methods import PlainBatch, PlainMessage, PublishedBatch
 CONFIRM_EVERY = 1_000  # messages; the server then deletes their receipts
 LATE_COPY_S = 300.0  # servers close a connection after less silence than this, so no copy arrives later
 
+Decode = Callable[[Any], Any]
 Outcome = tuple[Completion[Any], Any, BaseException | None]
+
+
+def read_nothing(raw: Any) -> None:
+    return None
 
 
 class Request(msgspec.Struct, eq=False):
@@ -32,7 +37,7 @@ class Request(msgspec.Struct, eq=False):
 
     method: str
     params: Any
-    decode: Callable[[Any], Any]
+    decode: Decode = read_nothing
     again: bool = True
     alone: bool = False
     count: int = 0

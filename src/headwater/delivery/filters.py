@@ -43,6 +43,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, assert_never
 import re2
 
 from headwater.errors import InvalidFilterError, InvalidWhereError
+from headwater.formats import is_unicode
 from headwater.message import NAME_CHARS_MAX, NAMED_HEADERS
 
 # --- regexes ----------------------------------------------------------------------------------------------------------
@@ -272,19 +273,11 @@ def _parse_matcher(spelling: object, where: str) -> Matcher:
         raise InvalidFilterError(
             f"{len(spelling)} characters are more than the {NAME_CHARS_MAX} of a name", where=where, next=_HOW_TO_SPELL
         )
-    if not _is_unicode(spelling):
+    if not is_unicode(spelling):
         raise InvalidFilterError("half a surrogate pair is not text", where=where, next=_HOW_TO_SPELL)
     if _is_regex(spelling):
         return Matcher(spelling, parse_regex(spelling[1:-1], where))
     return Matcher(spelling)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _any_matches(matchers: tuple[Matcher, ...], entity: str | None) -> bool:
@@ -348,10 +341,6 @@ class Or:
 
 
 Term = OneOf | Compare | Not | And | Or
-
-
-def parse_term(text: str) -> Term:
-    return _Parser(text).whole_condition()
 
 
 def parse_path(text: str) -> Path:
@@ -710,4 +699,4 @@ def parse_where(text: str) -> Where:
             where=f"where, at {exc.start + 1}",
             next="Write the whole character.",
         ) from exc
-    return Where(text, parse_term(text))
+    return Where(text, _Parser(text).whole_condition())

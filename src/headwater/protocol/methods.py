@@ -11,6 +11,7 @@ from headwater.message import EXTRA_FIELDS, HEADER_FIELDS, Time
 
 NAMES_MAX = 1_000  # topics, subscriptions, or lines of an import, of one call
 SEQS_MAX = 10_000  # as many as may be in flight
+PUBLISHER_CHARS_MAX = 128
 
 T = TypeVar("T")
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

@@ -29,7 +29,7 @@ from headwater.ports.store import Reader
 from headwater.protocol import methods as rpc
 from headwater.server.auth import Scopes, not_allowed, parse_any_spelling
 from headwater.server.lake import is_bucket, of_buckets, read_lake
-from headwater.server.publish import PUBLISHER_CHARS_MAX, publish, publish_batch
+from headwater.server.publish import publish, publish_batch
 from headwater.server.registry import Method, Needs
 from headwater.server.subscriptions import OK, Subscriptions, seqs_of, start_of
 from headwater.topics import Dialect, Pattern, check_topic, parse_pattern
@@ -48,8 +48,7 @@ def hello(connection: Connection, params: rpc.Hello) -> rpc.Welcome:
     """Introduce the client. From then on one frame may carry several notifications."""
     authenticated = not connection.is_unauthenticated
     if params.publisher is not None and authenticated:  # an unauthenticated client must not take the name of another
-        if not 1 <= len(params.publisher) <= PUBLISHER_CHARS_MAX:
-            raise InvalidOptionError(f"a publisher's name has 1 to {PUBLISHER_CHARS_MAX} characters")
+        _check_publisher(params.publisher)
         connection.context.register_publisher(params.publisher, connection)
     connection.takes_batches = connection.shapes.reads_batches
     limits = connection.context.limits
@@ -469,6 +468,11 @@ def remove_schedule(connection: Connection, params: rpc.ScheduleId) -> Flow[dict
     return {"removed": removed}
 
 
+def _check_publisher(name: str) -> None:
+    if not 1 <= len(name) <= rpc.PUBLISHER_CHARS_MAX:
+        raise InvalidOptionError(f"a publisher's name has 1 to {rpc.PUBLISHER_CHARS_MAX} characters")
+
+
 def _schedule_of(
     connection: Connection, params: rpc.DeclareSchedule | rpc.TakeSchedule | rpc.PublishOccurrence
 ) -> tuple[Schedule, str]:
@@ -476,8 +480,7 @@ def _schedule_of(
         schedule = msgspec.convert(params.schedule, Schedule)
     except msgspec.ValidationError as exc:
         raise InvalidOptionError(f"not a schedule: {exc}") from None
-    if not 1 <= len(params.publisher) <= PUBLISHER_CHARS_MAX:
-        raise InvalidOptionError(f"a publisher's name has 1 to {PUBLISHER_CHARS_MAX} characters")
+    _check_publisher(params.publisher)
     connection.require_publish(schedule.topic)
     return check_schedule(schedule), params.publisher
 

@@ -42,7 +42,6 @@ from headwater.topics import parse_pattern
 if TYPE_CHECKING:
     from headwater.server.connection import Connection
 
-PUBLISHER_CHARS_MAX = 128
 NUMBER_MAX = 2**53  # up to here every JSON parser reads whole numbers
 _DEFAULTS = Publish("", msgspec.Raw(b"null"))
 _OPTIONS = tuple(name for name in Publish.__struct_fields__ if name not in ("topic", "data", "number", "confirmed"))

@@ -17,7 +17,7 @@ from typing import Any
 
 from headwater.arguments import check_whole
 from headwater.errors import ClosedError, ConflictError, InvalidOptionError
-from headwater.formats import Span, span_ms, url_text
+from headwater.formats import Span, is_unicode, span_ms, url_text
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.dedupe import (
     DEDUPE_AGE_S,
@@ -222,18 +222,10 @@ class BaseDedupe(ABC):
         if self._closed:
             raise ClosedError("this dedupe queue is closed", where=self.name)
         for what, text, limit in zip(("handler", "id"), texts, (HANDLER_CHARS_MAX, DEDUPE_ID_CHARS_MAX), strict=False):
-            if not isinstance(text, str) or not text or "\0" in text or not _encodable(text):
+            if not isinstance(text, str) or not text or "\0" in text or not is_unicode(text):
                 raise InvalidOptionError(f"{what} must be non-empty text, not {text!r}", where=self.name)
             if len(text) > limit:
                 raise InvalidOptionError(f"{what} has {len(text)} characters, the limit is {limit}", where=self.name)
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class SqlDedupe(BaseDedupe):

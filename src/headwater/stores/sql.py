@@ -4,6 +4,7 @@ database leaves to Python."""
 from __future__ import annotations
 
 import re
+import secrets
 import threading
 import time
 from collections import OrderedDict
@@ -19,8 +20,17 @@ from headwater.delivery.lease import Lease
 from headwater.delivery.publishing import DedupeWindow
 from headwater.delivery.retention import Kept, Limits, Run, merged, runs_of
 from headwater.delivery.window import WindowState
-from headwater.errors import InvalidDataError
-from headwater.message import EXTRA_FIELDS, Draft, Message, MessageDocument, from_document, scoped_id, to_document
+from headwater.errors import InvalidDataError, NewerSchemaError
+from headwater.message import (
+    EXTRA_FIELDS,
+    SALT_BITS,
+    Draft,
+    Message,
+    MessageDocument,
+    from_document,
+    scoped_id,
+    to_document,
+)
 from headwater.ports.records import (
     Appended,
     DeadLetter,
@@ -42,6 +52,7 @@ from headwater.ports.records import (
 from headwater.ports.store import LETTERS_BYTES_MAX, SEQ_MAX, Reader
 from headwater.stores.conditions import Condition, letters_condition, topics_condition
 from headwater.topics import Dialect, Pattern
+from headwater.version import UPGRADE
 
 OWN_TABLES = frozenset(
     [
@@ -93,6 +104,20 @@ DECODED_BYTES_MAX = 3 * 1024 * 1024  # of payloads that are kept decoded; in Pyt
 
 _HEADING = re.compile(r"^-- :(\w+): .*\n", re.MULTILINE)
 _COMMENT = re.compile(r"^--.*\n?", re.MULTILINE)
+
+
+def facts_of_new_log(schema_version: int) -> list[tuple[str, int]]:
+    now_ms = time.time_ns() // 1_000_000
+    salt = secrets.randbits(SALT_BITS)
+    return [("schema_version", schema_version), ("salt", salt), ("created_at", now_ms), ("counted_to", 0)]
+
+
+def newer_schema(version: int, known: int, where: str) -> NewerSchemaError:
+    return NewerSchemaError(
+        f"the log has schema {version}, this Headwater knows up to {known}",
+        where=where,
+        next=UPGRADE,
+    )
 
 
 # --- statements ------------------------------------------------------------------------------------------------------

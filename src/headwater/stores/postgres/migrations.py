@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
 from psycopg import errors, sql
 
-from headwater.errors import NewerSchemaError, NotALogError, ReadOnlyError, StoreError
-from headwater.message import SALT_BITS
+from headwater.errors import NotALogError, ReadOnlyError, StoreError
 from headwater.stores.postgres.connection import FUNCTIONS, SCHEMA, SQL
-from headwater.stores.sql import OWN_TABLES
-from headwater.version import UPGRADE
+from headwater.stores.sql import OWN_TABLES, facts_of_new_log, newer_schema
 
 # An id whose message is gone has no topic any more and is forgotten: to know it on every topic could swallow a message
 # of another publisher, to forget it can at worst store one twice that is sent again.
@@ -158,11 +154,7 @@ def _bring_up_to_date(connection: psycopg.Connection, schema: str, name: str) ->
             if version is None:
                 _create(connection, schema, name)
             elif version > SCHEMA_VERSION:
-                raise NewerSchemaError(
-                    f"the log has schema {version}, this Headwater knows up to {SCHEMA_VERSION}",
-                    where=name,
-                    next=UPGRADE,
-                )
+                raise newer_schema(version, SCHEMA_VERSION, name)
             else:
                 _migrate(connection, schema, version, name)
 
@@ -187,13 +179,7 @@ def _create(connection: psycopg.Connection, schema: str, name: str) -> None:
             where=name,
             next="Name another schema: ?schema=…",
         ) from exc
-    facts = {
-        "schema_version": SCHEMA_VERSION,
-        "salt": secrets.randbits(SALT_BITS),
-        "created_at": time.time_ns() // 1_000_000,
-        "counted_to": 0,
-    }
-    for fact in facts.items():
+    for fact in facts_of_new_log(SCHEMA_VERSION):
         connection.execute(SQL["set_fact"].encode(), fact)
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
-import time
-
 import apsw
 
-from headwater.errors import NewerSchemaError, NotALogError, ReadOnlyError
-from headwater.message import SALT_BITS
+from headwater.errors import NotALogError, ReadOnlyError
+from headwater.stores.sql import facts_of_new_log, newer_schema
 from headwater.stores.sqlite.connection import SCHEMA, SQL, use_wal
-from headwater.version import UPGRADE
 
 # The statements that lead from version N to N + 1 stand at index N - 1. A release never changes one that was shipped.
 MIGRATIONS: list[str] = [
@@ -111,7 +107,7 @@ def prepare(connection: apsw.Connection, path: str, *, adopt: bool, busy_timeout
         if version is None:
             _create(connection, path)
         elif version > SCHEMA_VERSION:
-            raise _newer(version, path)
+            raise newer_schema(version, SCHEMA_VERSION, path)
         else:
             for statements in MIGRATIONS[version - 1 :]:
                 _migrate(connection, statements, path)
@@ -124,21 +120,13 @@ def check_readable(connection: apsw.Connection, path: str) -> None:
     if version is None:
         raise NotALogError("a SQLite database without a log", where=path, next="Name another file")
     if version > SCHEMA_VERSION:
-        raise _newer(version, path)
+        raise newer_schema(version, SCHEMA_VERSION, path)
     if version < SCHEMA_VERSION:
         raise ReadOnlyError(
             f"the log has schema {version} and must be brought up to {SCHEMA_VERSION}, but may not be written",
             where=path,
             next="Open it once as a user that may write it",
         )
-
-
-def _newer(version: int, path: str) -> NewerSchemaError:
-    return NewerSchemaError(
-        f"the log has schema {version}, this Headwater knows up to {SCHEMA_VERSION}",
-        where=path,
-        next=UPGRADE,
-    )
 
 
 def _migrate(connection: apsw.Connection, statements: str, path: str) -> None:
@@ -161,13 +149,7 @@ def _create(connection: apsw.Connection, path: str) -> None:
             where=path,
             next="Keep the log in a file of its own",
         ) from exc
-    facts = {
-        "schema_version": SCHEMA_VERSION,
-        "salt": secrets.randbits(SALT_BITS),
-        "created_at": time.time_ns() // 1_000_000,
-        "counted_to": 0,
-    }
-    for fact in facts.items():
+    for fact in facts_of_new_log(SCHEMA_VERSION):
         connection.execute(SQL["set_fact"], fact)
 
 
