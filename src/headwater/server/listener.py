@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import socket
 import ssl
 import string
@@ -26,6 +25,7 @@ from headwater.protocol.websocket import POLICY_VIOLATION, TRY_LATER, VANISHED, 
 from headwater.server.budget import MOVED_BYTES_MIN, Account
 from headwater.server.logging import logger
 from headwater.server.mount import HttpRequest, HttpResponse, Refusal, UpgradeRequest, text_response
+from headwater.settings import is_loopback
 
 if TYPE_CHECKING:
     from headwater.server.server import Server
@@ -228,14 +228,8 @@ class Acceptor:
 
 def _for_address(limit: int, total: int, address: str) -> int:
     """A loopback address may be a proxy, and so stand for all clients."""
-    return limit or (total if _is_loopback(address) else max(1, total // ADDRESS_PART))
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return address == "local"
+    is_local = address == "local" or is_loopback(address.partition("%")[0])
+    return limit or (total if is_local else max(1, total // ADDRESS_PART))
 
 
 def _connections_max(wanted: int) -> int:

@@ -380,24 +380,22 @@ def run_maintenance(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
 
 def retain(connection: Connection, params: rpc.Retain) -> Flow[dict[str, bool]]:
     """Set the retention of a topic pattern."""
-    dialect = _dialect(params.dialect)
-    connection.require_manage(parse_pattern(params.topic, dialect))
+    pattern = _manageable(connection, params)
     yield from connection.core.retain(
         params.topic,
         max_age=params.max_age,
         max_count=params.max_count,
         max_bytes=params.max_bytes,
         keep_unacked=params.keep_unacked,
-        dialect=dialect,
+        dialect=pattern.dialect,
     )
     return OK
 
 
 def remove_retention(connection: Connection, params: rpc.RemoveRetention) -> Flow[dict[str, bool]]:
     """Delete the retention of a topic pattern."""
-    dialect = _dialect(params.dialect)
-    connection.require_manage(parse_pattern(params.topic, dialect))
-    removed = yield from connection.core.delete_retention(params.topic, dialect)
+    pattern = _manageable(connection, params)
+    removed = yield from connection.core.delete_retention(params.topic, pattern.dialect)
     return {"removed": removed}
 
 
@@ -407,10 +405,10 @@ def retention(connection: Connection, params: rpc.Nothing) -> Flow[list[Retentio
     return [each for each in found if connection.scopes.may_manage(parse_pattern(each.pattern, each.dialect))]
 
 
-def _dialect(given: str) -> Dialect:
-    if given not in ("nats", "amqp"):
-        raise InvalidOptionError(f"dialect must be nats or amqp, not {given!r}")
-    return given  # type: ignore[return-value]
+def _manageable(connection: Connection, params: rpc.Retain | rpc.RemoveRetention) -> Pattern:
+    pattern = parse_pattern(params.topic, cast(Dialect, params.dialect))  # which refuses other dialects
+    connection.require_manage(pattern)
+    return pattern
 
 
 # --- schedules --------------------------------------------------------------------------------------------------------

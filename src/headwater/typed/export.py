@@ -35,7 +35,7 @@ def classes_in(source: Source) -> list[type[Event]]:
 def json_schema(source: Source) -> dict[str, dict[str, Any]]:
     """The JSON Schema of each class under `TYPE@VERSION`, each complete."""
     return {
-        _key(cls): {"$schema": DIALECT, **cls.model_json_schema(schema_generator=PublishedSchema)}
+        _type_and_version(cls): {"$schema": DIALECT, **cls.model_json_schema(schema_generator=PublishedSchema)}
         for cls in classes_in(source)
     }
 
@@ -53,7 +53,7 @@ def asyncapi(source: Source, *, title: str = "Events", version: str = "1.0.0") -
         schema_generator=PublishedSchema,
     )
     channel_keys = _keys({_topic(cls).text: _topic(cls).text for cls in classes})
-    message_keys = _keys({cls: _key(cls).replace("@", "-v") for cls in classes})
+    message_keys = _keys({cls: _type_and_version(cls).replace("@", "-v") for cls in classes})
     channels: dict[str, Any] = {}
     messages: dict[str, Any] = {}
     for cls in classes:
@@ -79,7 +79,7 @@ def gaps_in(source: Source) -> list[str]:
     ]
 
 
-def _key(cls: type[Event]) -> str:
+def _type_and_version(cls: type[Event]) -> str:
     return f"{cls.__headwater__.type}@{cls.__headwater__.version}"
 
 
