@@ -182,12 +182,8 @@ class EntityFilter:
         return self.from_ is None and self.to is None and not self.broadcast
 
     def keeps(self, from_: str | None, to: str | None) -> bool:
-        return self._keeps_sender(from_) and self._keeps_receiver(to)
-
-    def _keeps_sender(self, from_: str | None) -> bool:
-        return self.from_ is None or _any_matches(self.from_, from_)
-
-    def _keeps_receiver(self, to: str | None) -> bool:
+        if self.from_ is not None and not _any_matches(self.from_, from_):
+            return False
         if self.to is None and not self.broadcast:
             return True
         if to is None:

@@ -346,7 +346,7 @@ class SqliteStore:
                 "free_pages": pragma("PRAGMA freelist_count").get,
                 "auto_vacuum": pragma("PRAGMA auto_vacuum").get,
                 "file_bytes": os.stat(self.path).st_size,
-                "wal_bytes": _size_or_zero(self.path + "-wal"),
+                "wal_bytes": self.journal_bytes(),
                 "wal_pages": in_wal,
                 "wal_pages_moved": moved,
                 "oldest_reader_s": 0.0 if oldest is None else round(time.monotonic() - oldest[0], 3),
@@ -518,12 +518,5 @@ def _locked(file: IO[bytes], *, exclusive: bool) -> bool:
 def _written_ns(path: str) -> int:
     try:
         return os.stat(path).st_mtime_ns
-    except FileNotFoundError:
-        return 0
-
-
-def _size_or_zero(path: str) -> int:
-    try:
-        return os.stat(path).st_size
     except FileNotFoundError:
         return 0
