@@ -3,6 +3,7 @@ of it when another host or the user's SQL has changed that."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,12 +40,13 @@ def sql(postgres_url: str) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The statements of each round trip."""
+    """The statements of each round trip of the writer. The listener asks for the last seq when it has connected."""
     seen: list[list[str]] = []
     real = PipelinedConnection.send_queued
 
     def send_queued(connection: PipelinedConnection) -> None:
-        seen.append([statement.sql for statement in connection.queued])
+        if threading.current_thread().name == "headwater-writer":
+            seen.append([statement.sql for statement in connection.queued])
         real(connection)
 
     monkeypatch.setattr(PipelinedConnection, "send_queued", send_queued)
