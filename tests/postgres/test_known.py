@@ -13,6 +13,7 @@ import pytest
 import headwater
 from headwater import Log, ManualClock
 from headwater.errors import LeaseLostError
+from headwater.stores.postgres import known
 from headwater.stores.postgres.known import AHEAD_BYTES_MAX, AHEAD_MESSAGES_MAX, ReadAhead
 from headwater.stores.postgres.pipelined import PipelinedConnection
 
@@ -181,6 +182,22 @@ def test_a_row_that_another_transaction_is_settling_is_not_waited_for(log: Log, 
             message.ack()
         mine.rollback()
     message.ack()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_that_users_transactions_remove_do_not_fill_the_memory(
+    log: Log, postgres_url: str, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(known, "ROWS_MAX", 20)
+    subscription = log.subscribe("s", "work", mode=mode)  # type: ignore[call-overload]
+    *messages, last = subscription.fetch(60)
+    with psycopg.connect(postgres_url) as mine:
+        for message in messages:
+            message.ack(tx=mine)
+            mine.commit()
+    last.ack()
+    assert len(log._core.engine.store._known.rows("s")) <= 20  # type: ignore[attr-defined]
+    assert log.subscription("s").lag == 0
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headwater.stores.postgres.writer import PostgresWriter
 
 KNOWN_MAX = 10_000  # subscriptions whose state is remembered
+ROWS_MAX = 10_000  # of the deliveries of each: those that a user's transaction has acked are never seen to go
 AHEAD_MAX = 100  # subscriptions that messages are read ahead for
 AHEAD_CLAIMS = 7  # so many claims find their messages read
 AHEAD_MESSAGES_MAX = 100
@@ -113,7 +114,7 @@ class KnownSubscriptions:
             for seq, row in rows.items():
                 if row is None:
                     known.pop(seq, None)
-            if not known:
+            if not known or len(known) > ROWS_MAX:
                 del self._rows[id]
         for id, ahead in writer.read_ahead():
             self._ahead[id] = ahead
