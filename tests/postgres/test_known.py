@@ -14,6 +14,7 @@ import headwater
 from headwater import Log, ManualClock
 from headwater.errors import LeaseLostError
 from headwater.stores.postgres import known
+from headwater.stores.postgres.connection import SQL
 from headwater.stores.postgres.known import AHEAD_BYTES_MAX, AHEAD_MESSAGES_MAX, ReadAhead
 from headwater.stores.postgres.pipelined import PipelinedConnection
 
@@ -182,6 +183,26 @@ def test_a_row_that_another_transaction_is_settling_is_not_waited_for(log: Log, 
             message.ack()
         mine.rollback()
     message.ack()
+
+
+def test_behind_a_pooler_another_server_process_knows_nothing(
+    postgres_url: str, clock: ManualClock, trips: list[list[str]]
+) -> None:
+    """A server that has crashed since, or the standby in its place, gives the ids of lost transactions out again."""
+    with headwater.open(postgres_url, clock=clock, heartbeats=False, notify="poll") as log:
+        log.publish_many([("work", n) for n in range(10)])
+        subscription = warm(log, "shared")
+        store = log._core.engine.store  # type: ignore[attr-defined]
+        assert asks_for_the_subscription(subscription, trips) is False
+        with store._connection:
+            store._connection = store.connect("writer")
+        assert asks_for_the_subscription(subscription, trips) is True
+
+
+def asks_for_the_subscription(subscription: Any, trips: list[list[str]]) -> bool:
+    trips.clear()
+    subscription.ack_many(subscription.fetch(1))
+    return any(statement == SQL["subscription_to_change"] for trip in trips for statement in trip)
 
 
 @pytest.mark.parametrize("mode", MODES)

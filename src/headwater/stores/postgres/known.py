@@ -70,8 +70,8 @@ class KnownSubscriptions:
     """Subscriptions as the last transaction of this store has left them, and their versions. As long as no other host
     changes one, a transaction need not ask for it before it goes on; whether it is unchanged is checked by a statement
     that travels with the others. A version is the id of the transaction that wrote the row, and as good as the
-    connection: a server that crashed gives ids out again. The rows of deliveries in flight are known as long as the
-    subscription is unchanged: a host that claims them changes it."""
+    connection, or the server's process behind a pooler: a server that crashed gives ids out again. The rows of
+    deliveries in flight are known as long as the subscription is unchanged: a host that claims them changes it."""
 
     def __init__(self) -> None:
         self._records: dict[str, tuple[SubscriptionRecord, str]] = {}

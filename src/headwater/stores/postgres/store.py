@@ -64,6 +64,7 @@ _LOCK_ORDER = {COUNTERS: 1, PUBLISHING: 2}  # after all subscriptions
 CLOCK_JITTER_MS = 20  # what a round trip may take is no difference of clocks
 
 _XID_AND_TIME = "pg_current_xact_id()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+_SERVER_PROCESS = "pg_backend_pid() || ' ' || pg_postmaster_start_time()"
 _DEAD_DELIVERIES = "SELECT pg_stat_get_dead_tuples(%s::regclass)"
 OUTCOME_POLL_S = 0.05
 NOTES_KEPT_MS = 24 * 3_600_000  # those of stores that were killed
@@ -124,11 +125,12 @@ class PostgresStore:
         ).as_string()
         settings = [self._settings] if poll_only else []
         self._begin_read = ["BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", *settings]
+        told = f"{_XID_AND_TIME}, {_SERVER_PROCESS}" if poll_only else _XID_AND_TIME
         self._begin_write = {
             (alone, synced): [
                 "BEGIN ISOLATION LEVEL READ COMMITTED",
                 *settings,
-                f"SELECT {SQL[lock]}, {_XID_AND_TIME}" + ("" if synced else f", {SQL['commit_unsynced']}"),
+                f"SELECT {SQL[lock]}, {told}" + ("" if synced else f", {SQL['commit_unsynced']}"),
             ]
             for alone, lock in ((True, "lock_alone"), (False, "lock_shared"))
             for synced in (True, False)
@@ -136,6 +138,7 @@ class PostgresStore:
         self._news = (self.place.channel, self.sender)
         self._outcomes = Outcomes(self.place, self.sender, self.connect)
         self._known = KnownSubscriptions()
+        self._server_process = ""  # behind a pooler: what the last transaction ran on
         self._turn = threading.Lock()
         self._announced: int | None = None
         self._topics = TopicTail()
@@ -263,6 +266,9 @@ class PostgresStore:
                 if alone or self._poll_only:  # behind a pooler only the id tells of a lost commit
                     self._connection.send_queued()
                     self._compare_clocks(begun)
+                if self._poll_only and self._server_process != (its_process := begun.row()[3]):
+                    self._known.clear()
+                    self._server_process = its_process
                 return begun
             except psycopg.Error as exc:
                 error = translate(exc, self.name)
