@@ -228,3 +228,18 @@ def test_of_two_letters_of_one_delivery_one_is_redriven(log: Log, mode: Any) -> 
         assert (dry.redriven, dry.failed) == (1, {2: "the message is being delivered already"})
         assert log.dead_letters.redrive() == dry
         assert drain(subscription) == [(1, 1)]
+
+
+@pytest.mark.parametrize("is_in_flight", [True, False])
+def test_what_a_seek_delivers_again_is_not_redriven_besides(log: Log, mode: Any, is_in_flight: bool) -> None:
+    dead(log, mode).close()
+    log.seek("s", 1)
+    subscription = log.subscribe("s", "a", mode=mode)
+    in_flight = subscription.fetch() if is_in_flight else []
+    redriven = log.dead_letters.redrive()
+    assert (redriven.redriven, redriven.failed) == (0, {1: "the message is being delivered already"})
+    [message] = in_flight or subscription.fetch()
+    assert subscription.fetch() == []
+    message.ack()
+    assert drain(subscription) == []
+    assert log.subscription("s").lag == 0

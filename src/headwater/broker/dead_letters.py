@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args
 import msgspec
 
 from headwater.arguments import INT64_MAX, check_choice, check_optional_text, check_whole
-from headwater.broker.deliveries import Failure, dead_letter, dead_letters_by_id, replace
+from headwater.broker.deliveries import Failure, dead_letter, dead_letters_by_id, load, replace
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow
 from headwater.broker.subscribe import check_subscription_id
@@ -393,7 +393,7 @@ def _refusals(
                 _refuse_unwanted(reader, letter)
                 _refuse_foreign(reader, letter)
                 delivery = (letter.subscription, letter.message.seq)
-                if delivery in going or reader.deliveries(letter.subscription, [letter.message.seq]):
+                if delivery in going or _is_on_its_way(reader, *delivery):
                     raise UnknownDeadLetterError("the message is being delivered already")
                 going.add(delivery)
         except HeadwaterError as exc:
@@ -401,6 +401,14 @@ def _refusals(
         else:
             found.append((letter, None))
     return found
+
+
+def _is_on_its_way(reader: Reader, subscription: str, seq: int) -> bool:
+    """Whether the message is in flight or waits for another attempt, or the subscription has yet to come to it: after a
+    seek. Redriven besides, it would be delivered to two consumers at once."""
+    if reader.deliveries(subscription, [seq]):
+        return True
+    return not load(reader, subscription).window.is_settled(seq) and bool(reader.heads([seq]))
 
 
 def _refuse_unwanted(reader: Reader, letter: DeadLetter) -> None:
