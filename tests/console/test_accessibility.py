@@ -53,7 +53,9 @@ def fill_the_page(page: Page, log: Log) -> None:
     page.click("#find-form button")
     page.until("document.querySelectorAll('#found-rows tr').length >= 3")
     page.click("#find-form .more summary")
-    page.click("#found-rows tr:last-child button")
+    page.click("#found-rows tr:last-child a")
+    page.until("document.querySelector('#message-body details')")
+    page.click("#message-body summary")  # of the subscriptions that do not match
     page.until("document.querySelector('#message-body .deliveries')")
     page.until(
         "!document.getElementById('publish-problem').hidden && document.querySelectorAll('details pre').length >= 4"

@@ -136,7 +136,7 @@ def test_markup_is_shown_as_text_wherever_it_comes_from(page: Page, log: Log) ->
         page.until("document.querySelector('#letter-list .letter pre')")
         page.click("#find-form button")
         page.until("document.querySelector('#found-rows tr')")
-        page.click("#found-rows button")
+        page.click("#found-rows a")
         page.until("document.querySelector('#message-body .items summary')")
         page.click("#message-body .items summary")
         page.until("document.querySelector('#message-body details pre')")
@@ -180,6 +180,9 @@ def test_topics_can_be_filtered_and_listened_to(page: Page, log: Log) -> None:
     log.publish_many((topic, 1) for topic in ("mails.welcome", "orders.new", "orders.paid"))
     look(page)
     page.until("document.querySelectorAll('#topic-rows tr').length === 3")
+    page.fill("topic-filter", "stock")
+    page.until("document.getElementById('no-topics').checkVisibility()")
+    assert page.text("#no-topics") == "No topic contains stock"
     page.fill("topic-filter", "orders")
     page.until("document.querySelectorAll('#topic-rows tr').length === 2")
     page.click("#topic-rows tr:last-child button")

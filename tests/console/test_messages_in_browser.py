@@ -132,22 +132,25 @@ def test_a_message_shows_its_deliveries_attempts_and_dead_letters(page: Page, lo
         first.nack()
         go(page, "messages")
         seqs_become(page, 2, 1)
-        press(page, "#found-rows", "#1")
+        page.click("#found-rows a[href='#messages/1']")
         page.until("document.querySelector('#message-body .deliveries')")
         assert page.text("#message-heading") == "Message #1"
         assert '"order": 17' in page.text("#message-body pre")
         assert {"orders.new", "Order", "3"} <= {*texts(page, "#message-body .facts dd")}
         found = deliveries(page)
-        assert found["billing"] == ["dead letter", "", ""]
+        assert found["billing"] == ["dead letter", "1", ""]
         assert found["archive"] == ["not yet delivered", "", ""]
-        assert found["mailing"] == ["not matching", "", ""]
+        assert "mailing" not in found
+        page.click("#message-body .more summary")
+        page.until("document.querySelector('#message-body .more tbody')")
+        assert deliveries(page)["mailing"] == ["not matching", "", ""]
         assert found["stock"][:2] == ["waiting", "1"]
         assert found["stock"][2].startswith("due ")
         assert page.text("#message-body .items summary strong") == "billing"
         page.click("#message-body .items summary")
         page.until("document.querySelector('#message-body .items pre')")
         assert texts(page, "#message-body .items pre") == ["KeyError: 'price'"]
-        press(page, "#found-rows", "#2")
+        page.click("#found-rows a[href='#messages/2']")
         page.until("document.getElementById('message-heading').textContent === 'Message #2'")
         page.until("document.querySelector('#message-body pre').textContent.includes('18')")
         state, attempts, note = deliveries(page)["stock"]
@@ -156,14 +159,14 @@ def test_a_message_shows_its_deliveries_attempts_and_dead_letters(page: Page, lo
         assert note.startswith(f"with {consumer}, until ")
         assert page.evaluate("document.querySelector('#found-rows tr[aria-current]').dataset.key") == "2"
         press(page, "#message", "Close")
-        assert page.evaluate("document.getElementById('message').hidden") is True
+        page.until("document.getElementById('message').hidden")
 
 
 def test_a_copy_is_edited_and_published(page: Page, log: Log) -> None:
     log.publish("orders.new", {"order": 17}, id="once", headers={"tenant": "acme"}, type="Order", ttl=3_600)
     go(page, "messages")
     seqs_become(page, 1)
-    press(page, "#found-rows", "#1")
+    page.click("#found-rows a[href='#messages/1']")
     page.until("document.querySelector('#message-body pre')")
     press(page, "#message", "Publish a copy…")
     assert page.evaluate("document.getElementById('topic').value") == "orders.new"
@@ -192,3 +195,36 @@ def test_a_topic_of_the_overview_shows_its_messages(page: Page, log: Log) -> Non
     page.until("document.querySelectorAll('#topic-rows tr').length === 2")
     page.click("#topic-rows button")
     seqs_become(page, 3, 1)
+
+
+def test_the_address_names_the_message_for_back_and_reload(page: Page, log: Log) -> None:
+    log.publish_many([("a", "one"), ("b", "two")])
+    go(page, "messages")
+    seqs_become(page, 2, 1)
+    heading = "document.getElementById('message-heading').textContent"
+    for seq in (1, 2):
+        page.click(f"#found-rows a[href='#messages/{seq}']")
+        page.until(f"{heading} === 'Message #{seq}'")
+    page.evaluate("history.back()")
+    page.until(f"{heading} === 'Message #1' && document.querySelector('#message-body pre').textContent === '\"one\"'")
+    page.command("Page.reload")
+    page.until(f"{heading} === 'Message #1' && document.querySelector('#message-body pre').textContent === '\"one\"'")
+    assert page.evaluate("document.querySelector('#pages [aria-current]').textContent") == "Messages"
+    page.evaluate("location.hash = 'subscriptions'")
+    page.until("!document.getElementById('page-subscriptions').hidden")
+    page.evaluate("history.back()")
+    page.until("document.getElementById('message').checkVisibility()")
+    press(page, "#message", "Close")
+    page.until("document.getElementById('message').hidden && location.hash === '#messages'")
+    page.evaluate("location.hash = 'messages/99'")
+    page.until("document.getElementById('message-body').textContent.includes('never published')")
+
+
+def test_a_wrong_condition_is_marked_at_its_place(page: Page, log: Log) -> None:
+    log.publish("a", 1)
+    search(page, where="data.n > 1 and")
+    page.until("document.querySelector('#find-problem pre')")
+    written, mark = page.text("#find-problem pre").split("\n")
+    assert written.lstrip() == "data.n > 1 and"
+    assert mark.strip() == "^"
+    assert page.evaluate("document.querySelector('#find .empty').checkVisibility()") is False

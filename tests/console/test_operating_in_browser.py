@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from browser import Page
 from steps import go, look, press, texts
 
 import headwater
 from headwater import Log
+from headwater.broker.dead_letters import DeadLetters
+from headwater.errors import CorruptError
 
 GROUPS = "document.querySelectorAll('#letter-list > li').length"
 
@@ -98,6 +101,23 @@ def test_what_would_be_refused_is_said_in_the_preview(page: Page, log: Log) -> N
 # --- dead letters -----------------------------------------------------------------------------------------------------
 
 
+def test_subscriptions_can_be_filtered_and_what_is_left_out_is_said(page: Page, log: Log) -> None:
+    for number in range(201):
+        log.subscribe(f"worker-{number}", "orders.>" if number else "mails.>").close()
+    log.publish("orders.new", 1)
+    go(page, "subscriptions")
+    look(page)
+    page.until("document.querySelectorAll('#subscription-rows tr').length === 200")
+    page.until("document.getElementById('subscriptions-note').textContent === 'the 200 with the greatest lag of 201'")
+    page.fill("subscription-filter", "mails")
+    page.until("document.querySelectorAll('#subscription-rows tr').length === 1")
+    assert page.text("#subscription-rows strong") == "worker-0"
+    assert page.text("#subscriptions-note") == ""
+    page.fill("subscription-filter", "nothing")
+    page.until("document.getElementById('no-subscriptions').checkVisibility()")
+    assert page.text("#no-subscriptions") == "No subscription contains nothing"
+
+
 def kill(page: Page, log: Log, id: str, errors: list[str], groups: int) -> None:
     """Dead letters with these errors, shown in so many groups."""
     with log.subscribe(id, f"{id}.*", max_attempts=1) as subscription:
@@ -159,6 +179,33 @@ def test_letters_are_grouped_by_error_with_counts_and_stack(page: Page, log: Log
     page.until("document.getElementById('message-heading').textContent === 'Message #3'")
     page.until("document.querySelector('#message-body pre')")
     assert not page.evaluate("document.getElementById('page-messages').hidden")
+
+
+def test_a_group_shows_its_letters_among_many_others(page: Page, log: Log) -> None:
+    kill(page, log, "billing", [f"{'KeyError' if number % 3 else 'TimeoutError'}: x" for number in range(180)], 2)
+    look(page)  # they became letters one by one
+    page.until(f"document.querySelector('{group(2)} .number').textContent === '60'")
+    page.click(f"{group(2)} summary")
+    page.until(f"document.querySelectorAll('{group(2)} .letter').length === 50")
+    press(page, group(2), "Show more")
+    page.until(f"document.querySelectorAll('{group(2)} .letter').length === 60")
+    page.until(f"!document.querySelector('{group(2)} .letters + button').checkVisibility()")
+
+
+def test_letters_that_cannot_be_read_say_so_until_they_can(
+    page: Page, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> Any:
+        raise CorruptError("the letters are damaged")
+
+    go(page, "dead-letters")
+    with monkeypatch.context() as patched:
+        patched.setattr(DeadLetters, "groups", fail)
+        kill(page, log, "billing", ["KeyError: 1"], 0)
+        page.until("document.getElementById('letters-problem').textContent.includes('damaged')")
+        assert page.evaluate("document.getElementById('overview-problem').hidden") is True
+    look(page)
+    page.until(f"{GROUPS} === 1 && document.getElementById('letters-problem').hidden")
 
 
 def test_a_group_is_redriven_after_a_dry_run(page: Page, log: Log) -> None:

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 from browser import Page
 from running import Running
+from steps import look, texts
 
 import headwater
 from headwater.broker.history import MINUTE_MS, RINGS
+from headwater.errors import CorruptError
 from headwater.ports.records import Sample, SubscriptionRecord, SubscriptionSample, SubscriptionSpec
+from headwater.server import methods
 from headwater.stores.sqlite import SqliteStore
 
 NAMES = ("billing", "mails", "search")
@@ -181,3 +184,42 @@ def test_no_two_ticks_of_an_axis_of_two_days_read_the_same(page: Page) -> None:
     })
     """
     assert page.evaluate(script) == ["2 Jan", "12:00", "3 Jan", "12:00"]
+
+
+def test_a_long_time_has_no_more_ticks_than_there_is_room_for(page: Page) -> None:
+    script = """
+    import("/console/chart.js").then(({ timeTicks }) => {
+      const day = 86_400_000, until = new Date(2026, 10, 18).getTime();
+      return [7, 14, 90, 400, 1500].map((days) => timeTicks(until - days * day, until, 276).length);
+    })
+    """
+    assert all(2 <= count <= 4 for count in page.evaluate(script))
+
+
+def test_an_axis_of_times_has_round_times(page: Page) -> None:
+    script = """
+    import("/console/chart.js").then(({ roundUp }) =>
+      [0.4, 7, 420, 1_700, 45_000, 61_000, 3_000_000, 5e7, 86_400_000, 5e8].map((ms) => roundUp(ms, "ms")))
+    """
+    second, minute, hour, day = 1_000, 60_000, 3_600_000, 86_400_000
+    expected = [0.5, 10, 500, 2 * second, minute, 2 * minute, hour, 24 * hour, day, 10 * day]
+    assert page.evaluate(script) == expected
+
+
+def no_history(*_: object) -> None:
+    raise CorruptError("the figures are damaged")
+
+
+def test_figures_that_cannot_be_read_say_so_until_they_can(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(methods, "log_history", no_history)
+        page.click("[data-span=week]")
+        page.until("!document.getElementById('over-time-problem').hidden")
+        look(page)
+        page.until("document.getElementById('over-time-problem').textContent.includes('damaged')")
+        assert lines(page, "Lag") == []  # those of an hour are not called a week's
+        assert texts(page, "#charts .no-data:not([hidden])") == 6 * ["No figures could be read."]
+        assert page.evaluate("document.getElementById('overview-problem').hidden") is True
+    page.click("[data-span=week]")
+    page.until("document.getElementById('over-time-problem').hidden")
+    assert len(lines(page, "Lag")) == len(NAMES)

@@ -186,7 +186,7 @@ def test_messages_and_subscriptions_show_what_the_token_may(
         reader = signed_in(open_page(server.page), tokens.create("reader", Scopes(read=("orders.>",)), now_ms=0))
         go(reader, "messages")
         reader.until("document.querySelectorAll('#found-rows tr').length === 2")  # those of its pattern
-        reader.click("#found-rows tr:last-child button")
+        reader.click("#found-rows tr:last-child a")
         reader.until("document.querySelector('#message-body pre')")
         assert reader.evaluate("document.getElementById('message-copy').checkVisibility()") is False
         assert reader.evaluate("document.querySelector('.deliveries, #message-body .items')") is None
@@ -198,7 +198,7 @@ def test_messages_and_subscriptions_show_what_the_token_may(
         manager = signed_in(open_page(server.page), tokens.create("manager", scopes, now_ms=0))
         go(manager, "messages")
         manager.until("document.querySelectorAll('#found-rows tr').length === 2")
-        manager.click("#found-rows tr:last-child button")
+        manager.click("#found-rows tr:last-child a")
         manager.until("document.querySelector('.deliveries .badge')?.textContent === 'dead letter'")
         assert manager.evaluate("document.getElementById('message-copy').checkVisibility()") is True
         assert manager.text("#message-body .items summary code") == "no"
@@ -220,6 +220,7 @@ def test_a_manager_of_some_topics_sees_and_redrives_the_dead_letters_of_those_al
         page = signed_in(open_page(server.page), tokens.create("manager", scopes, now_ms=0))
         assert page.text("#letter-count") == "2"
         assert page.text("#redriving") == "of orders.>"
+        assert len(texts(page, "#topic-rows td:first-child span")) == 3  # no links: it has no page of messages
         go(page, "dead-letters")
         page.until("document.querySelectorAll('#letter-list > li').length === 1")
         assert page.text("#letters-note") == "2 letters in 1 group"

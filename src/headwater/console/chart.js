@@ -7,8 +7,13 @@ const NAMESPACE = "http://www.w3.org/2000/svg";
 const HEIGHT = 168, LEFT = 52, RIGHT = 8, TOP = 10, BOTTOM = 22; // in pixels, which the drawing's units are
 const TICKS_Y = 3, TICK_PX = 92;
 const SERIES_MAX = 6, COLOURS = 8; // that a reader can tell apart
-const STEPS_S = [60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800];
-const DAY_MS = 86_400_000;
+const DAY_S = 86_400, DAY_MS = 1000 * DAY_S;
+const STEPS_S = [60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200,
+  ...[1, 2, 3, 4, 7, 14, 21, 28, 42, 56, 84, 112, 168, 224, 336, 448, 672, 896, 1344].map((days) => days * DAY_S)];
+const ROUND_MS = [ // from a second to a day
+  ...[1, 2, 5, 10, 20, 30].map((s) => 1e3 * s), ...[1, 2, 5, 10, 20, 30].map((min) => 6e4 * min),
+  ...[1, 2, 4, 8, 12, 24].map((h) => 36e5 * h),
+];
 
 export function draw(tag, attributes = {}, ...children) {
   const element = document.createElementNS(NAMESPACE, tag);
@@ -17,9 +22,11 @@ export function draw(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A round number not below `value`: 1, 2 or 5 times a power of the base. */
+/** A round number not below `value`: 1, 2 or 5 times a power of the base; or a round time, if `value` is of ms. */
 export function roundUp(value, base = 10) {
   if (value <= 0) return 1;
+  if (base === "ms" && value > DAY_MS) return DAY_MS * roundUp(value / DAY_MS);
+  if (base === "ms") return value > 1000 ? ROUND_MS.find((round) => round >= value) : roundUp(value);
   const power = base ** Math.floor(Math.log(value) / Math.log(base));
   const factors = base === 10 ? [1, 2, 3, 5, 10] : [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
   return factors.map((factor) => factor * power).find((round) => round >= value * 0.9999) ?? power * base;
@@ -37,7 +44,8 @@ export function timeTicks(fromMs, untilMs, widthPx) {
   const offsetMs = new Date(fromMs).getTimezoneOffset() * 60_000;
   const ticks = [];
   const first = Math.ceil((fromMs - offsetMs) / stepMs) * stepMs + offsetMs;
-  for (let at = first; at <= untilMs; at += stepMs) ticks.push(at);
+  const moved = (at) => at + new Date(at).getTimezoneOffset() * 60_000 - offsetMs; // when the clocks have changed
+  for (let at = first; moved(at) <= untilMs; at += stepMs) ticks.push(moved(at));
   const isDay = (at) => stepMs >= DAY_MS || minuteOf(at) === "00:00";
   return ticks.map((at) => ({ at, text: isDay(at) ? dayOf(new Date(at)) : minuteOf(at) }));
 }
@@ -77,17 +85,17 @@ export class Chart {
   #at = null; // which value the pointer or the arrow keys are at
   #width = 0;
 
-  /** `format` spells a value; `base` is 2 for bytes; `isWhole`: there are no fractions; `isFilled` draws an area below
-   * a single line. Charts of one `group` show the same moment together. */
+  /** `format` spells a value; `base` is 2 for bytes and "ms" for times; `isWhole`: there are no fractions; `isFilled`
+   * draws an area below a single line. Charts of one `group` show the same moment together. */
   constructor(title, {
     format, base = 10, isWhole = false, isFilled = false, group = new Set(), colours = new Colours(),
   }) {
     Object.assign(this, { title, format, base, isWhole, isFilled, group, colours });
     group.add(this);
-    this.svg = draw("svg", { class: "chart", role: "img", tabindex: 0, height: HEIGHT });
+    this.svg = draw("svg", { class: "chart", role: "img", tabindex: 0, height: HEIGHT, hidden: "" });
     this.legend = make("ul", { className: "legend" });
     this.now = make("p", { className: "now", role: "status" });
-    this.empty = make("p", { className: "no-data" });
+    this.empty = make("p", { className: "no-data", textContent: "Loading…" });
     const head = make("header", {}, make("h2", { textContent: title }), this.now);
     this.element = make("figure", { className: "panel figure" }, head, this.svg, this.empty, this.legend);
     this.svg.addEventListener("pointermove", ({ offsetX }) => this.#pointAll(this.#stepAt(offsetX)));
@@ -110,6 +118,10 @@ export class Chart {
     series.forEach((each, at) => (each.colour = `s${colours[at]}`));
     this.#data = { ...data, series, more: data.series.length - series.length };
     this.#draw();
+  }
+
+  clear(empty) {
+    this.show({ fromMs: 0, stepMs: 0, series: [], empty });
   }
 
   #pointAll(at) {
@@ -188,7 +200,7 @@ export class Chart {
     while (this.legend.children.length > items.length) this.legend.lastChild.remove();
     items.forEach(([key, name, value], number) => {
       const item = this.legend.children[number] ?? this.legend.appendChild(make("li", {}, make("span"), make("b")));
-      item.className = key;
+      Object.assign(item, { className: key, title: name });
       setText(item.children[0], name);
       setText(item.children[1], value);
     });

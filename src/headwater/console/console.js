@@ -8,8 +8,8 @@ import { OverTime } from "./over_time.js";
 import { NEWS, Replicas } from "./replicas.js";
 import { Subscriptions } from "./subscriptions.js";
 import {
-  $, Growth, ago, bytes, clock, complain, facts, fillTable, make, numberOf, pretty, preview, setText, textOf,
-  titled, unfolding, whole,
+  $, Growth, ago, bytes, clock, complain, containing, facts, fillTable, make, numberOf, pretty, preview, setText,
+  textOf, titled, unfolding, whole,
 } from "./show.js";
 
 const LOOK_MS = 2_000, LOOK_MS_MAX = 10_000; // between two looks at the statistics
@@ -71,6 +71,7 @@ const connection = new Connection(address, {
     lake.begin();
     if (connection.may("read")) listen(connection.may("read-all") || pattern !== ">" ? pattern : firstReadable());
     messages.lookIfShown();
+    if (connection.may("read")) messages.route();
     look();
   },
   token(error) {
@@ -94,7 +95,7 @@ const connection = new Connection(address, {
 });
 
 const messages = new Messages(connection, () => look());
-const letters = new DeadLetters(connection, (seq) => messages.open(seq)), replicas = new Replicas(connection);
+const letters = new DeadLetters(connection), replicas = new Replicas(connection);
 const overTime = new OverTime(connection), lake = new Lake(connection);
 const subscriptions = new Subscriptions(connection, () => look());
 
@@ -117,7 +118,8 @@ function firstReadable() {
 /** Show the page that the address names, if the token may see it. */
 function route() {
   const links = [...$("pages").querySelectorAll("a")];
-  const wanted = links.find((each) => each.hash === location.hash && each.checkVisibility());
+  const [page] = location.hash.split("/"); // behind it may be the seq of a message
+  const wanted = links.find((each) => each.hash === page && each.checkVisibility());
   const current = wanted ?? links.find((each) => each.checkVisibility()) ?? links[0];
   const isNew = !current.hasAttribute("aria-current");
   for (const each of links) {
@@ -131,10 +133,11 @@ function route() {
   document.title = `${name}${$("log").textContent || "Headwater"} · Headwater`;
 }
 
-addEventListener("hashchange", () => {
+addEventListener("hashchange", ({ oldURL }) => {
   route();
   messages.lookIfShown();
-  scrollTo(0, 0);
+  if (new URL(oldURL).hash.split("/")[0] !== location.hash.split("/")[0]) scrollTo(0, 0);
+  messages.route();
   look();
 });
 
@@ -172,10 +175,10 @@ async function look() {
     const mayLook = connection.may("read") || connection.may("manage");
     const statistics = mayLook ? await connection.call("rpc.stats") : null;
     if (statistics) showStatistics(statistics);
-    if (connection.may("manage")) await letters.lookIfDue(statistics);
+    complain("overview-problem");
+    if (connection.may("manage")) await letters.lookIfDue(statistics); // each of these says itself what it could not do
     if (connection.may("watch")) await Promise.all([overTime.lookIfDue(), lake.lookIfDue(statistics?.last_seq)]);
     if (connection.may("watch") && connection.may("read-all")) await replicas.lookIfDue();
-    complain("overview-problem");
     $("main").dataset.sight = "all";
     route(); // the pages there are depend on what was found
   } catch (error) {
@@ -222,15 +225,21 @@ const byName = (name) => (a, b) => (a[name] < b[name] ? -1 : 1);
 const byMost = (name) => (a, b) => b[name] - a[name];
 
 function showTopics() {
-  const found = topics.filter(({ topic }) => topic.includes($("topic-filter").value.trim()));
+  const none = "No topics yet. The first message makes the first one.";
+  const found = containing("topic", topics, ({ topic }) => [topic], none);
   const shown = found.sort(byMost("publishedMs")).slice(0, TOPICS_MAX);
   setText($("topics-note"), shown.length < found.length ? `the latest ${TOPICS_MAX} of ${whole(found.length)}` : "");
   shown.sort(byName("topic"));
   if (shown.map(({ topic }) => topic).join() !== [...$("known-topics").children].map(({ value }) => value).join()) {
     $("known-topics").replaceChildren(...shown.map(({ topic }) => make("option", { value: topic })));
   }
+  const mayOpen = connection.may("read") || connection.may("publish"); // else there is no page of messages
   fillTable($("topic-rows"), shown, ({ topic }) => topic, [
-    (cell, { topic }) => cell.firstChild ?? cell.append(topicButton(topic)),
+    (cell, { topic }) => {
+      const name = mayOpen ? "BUTTON" : "SPAN";
+      if (cell.firstChild?.tagName === name) return;
+      cell.replaceChildren(mayOpen ? topicButton(topic) : make("span", { textContent: topic }));
+    },
     (cell, { total }) => setText(cell, whole(total)),
     (cell, { size }) => setText(cell, bytes(size)),
     (cell, { publishedMs }) => setText(cell, ago(publishedMs)),

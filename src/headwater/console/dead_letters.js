@@ -1,5 +1,6 @@
 // The dead letters, grouped by what failed alike; and what to do with them, after a dry run says what that would be.
 
+import { addressOf } from "./messages.js";
 import {
   $, ask, badge, button, complain, count, facts, make, pretty, preview, setText, tell, textOf, titled, unfolding, when,
   whole,
@@ -16,11 +17,12 @@ const keyOf = ({ subscription, reason, handler, error }) => JSON.stringify([subs
 export class DeadLetters {
   #counts = { total: 0, redriving: 0, by_subscription: {} };
   #lookedAt = -LOOK_MS;
+  #isBlind = false; // the last look failed
   #dead = 0;
   #chosen = new Map(); // the ids of the letters that are ticked, with their boxes
 
-  constructor(connection, showMessage) {
-    Object.assign(this, { connection, showMessage });
+  constructor(connection) {
+    this.connection = connection;
     $("letter-filter").onchange = () => this.#lookNow();
     $("letter-topics").onchange = () => {
       $("letter-list").replaceChildren(); // a group of the same name has other letters there
@@ -46,12 +48,20 @@ export class DeadLetters {
   async lookIfDue({ subscriptions }) {
     const dead = subscriptions.reduce((sum, each) => sum + each.dead, 0);
     const isDue = performance.now() - this.#lookedAt >= LOOK_MS;
-    if (isDue || dead !== this.#dead || this.#counts.redriving) await this.#look();
+    if (isDue || dead !== this.#dead || this.#counts.redriving) await this.#lookNow();
     this.#dead = dead;
   }
 
-  #lookNow() {
-    return this.#look().catch((error) => complain("letters-problem", error));
+  async #lookNow() {
+    try {
+      await this.#look();
+      if (this.#isBlind) complain("letters-problem");
+      this.#isBlind = false;
+    } catch (error) {
+      if (!this.connection.isReady) return;
+      this.#isBlind = true;
+      complain("letters-problem", error);
+    }
   }
 
   async #look() {
@@ -169,7 +179,7 @@ export class DeadLetters {
     const limit = PAGE * Math.max(1, Math.ceil(known.length / PAGE));
     const page = isMore ? { after: Number(known.at(-1).dataset.id), limit: PAGE } : { limit };
     try {
-      const letters = await this.connection.call("rpc.dead_letters", { ...this.#ofGroup(item.group), ...page });
+      const letters = await this.#letters(item.group, page);
       const old = new Map(known.map((each) => [each.dataset.state, each]));
       const items = letters.map((letter) => old.get(stateOf(letter)) ?? this.#letter(letter));
       if (isMore) item.letters.append(...items);
@@ -178,6 +188,20 @@ export class DeadLetters {
     } catch (error) {
       complain("letters-problem", error);
     }
+  }
+
+  /** An answer may have fewer letters than were asked for, because the server looks through those of other errors too:
+   * only an empty one is the end. */
+  async #letters(group, { after = 0, limit }) {
+    const found = [];
+    while (found.length < Math.min(limit, group.count)) {
+      const params = { ...this.#ofGroup(group), after, limit };
+      const letters = await this.connection.call("rpc.dead_letters", params);
+      if (!letters.length) break;
+      found.push(...letters);
+      after = letters.at(-1).id;
+    }
+    return found.slice(0, limit);
   }
 
   // --- letters ---
@@ -207,7 +231,7 @@ export class DeadLetters {
     const what = `letter ${id}, ${topic} #${textOf(seq)} of ${subscription}`;
     const act = (verb, className) => button(`${verb}…`, () =>
       this.#settle(verb.toLowerCase(), what, this.#withIds([id])), className);
-    const toMessage = button("Show message", () => this.showMessage(seq));
+    const toMessage = button("Show message", () => (location.hash = addressOf(seq)));
     toMessage.dataset.right = "read";
     return [
       make("p", { className: "foot" }, act("Redrive", "small"), act("Purge", "small danger"), toMessage),

@@ -4,7 +4,7 @@ import { Chart } from "./chart.js";
 import { $, ago, badge, bytes, command, complain, facts, make, numberOf, setText, span, whole } from "./show.js";
 
 const LOOK_MS = 30_000;
-const FORMATS = { count: whole, ms: span, bytes };
+const FORMATS = { count: whole, ms: span, bytes }, BASES = { ms: "ms", bytes: 2 };
 
 export class Lake {
   #lookedAt = -LOOK_MS;
@@ -81,7 +81,7 @@ export class Lake {
     if (this.#drawn === found.ran_at) return;
     this.#drawn = found.ran_at;
     const charts = found.charts.map(({ title, unit, from_ms: fromMs, step_ms: stepMs, series }) => {
-      const format = FORMATS[unit] ?? whole, isWhole = unit === "count", base = unit === "bytes" ? 2 : 10;
+      const format = FORMATS[unit] ?? whole, isWhole = unit === "count", base = BASES[unit];
       const chart = new Chart(title, { format, base, isWhole, isFilled: series.length === 1 });
       const plain = series.map(({ name, values }) => ({ name, values: values.map(numberOf) }));
       chart.show({ fromMs, stepMs, series: plain });

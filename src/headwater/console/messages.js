@@ -2,7 +2,7 @@
 
 import { Refusal } from "./connection.js";
 import {
-  $, ago, badge, bytes, button, complain, count, facts, fillTable, make, numberOf, pretty, readJson, setText, textOf,
+  $, ago, badge, bytes, complain, count, facts, fillTable, link, make, numberOf, pretty, readJson, setText, textOf,
   titled, unfolding, when, whole,
 } from "./show.js";
 
@@ -50,6 +50,8 @@ function headerCondition(name, value) {
   return `${path} in [${JSON.stringify(value)}${isLiteral ? `, ${value}` : ""}]`;
 }
 
+export const addressOf = (seq) => `#messages/${textOf(seq)}`;
+
 export class Messages {
   #query; // what the pages are of
   #pages = []; // for each page that was turned over, where it began
@@ -71,7 +73,7 @@ export class Messages {
     $("find-back").onclick = () =>
       this.#pages.length ? this.#turn(this.#pages.slice(0, -1), this.#pages.at(-1)) : this.#begin();
     $("find-on").onclick = () => this.#look(this.#next, this.#shown);
-    $("message-close").onclick = () => this.#close();
+    $("message-close").onclick = () => (location.hash = "messages");
     $("message-copy").onclick = () => this.#copy();
     takesJson($("data"));
     takesJson($("options"));
@@ -112,9 +114,12 @@ export class Messages {
     this.#query = undefined;
   }
 
-  async open(seq) {
-    location.hash = "messages";
-    await this.#open(seq);
+  /** Show the message that the address names, which a reload and the browser's Back keep; or none. */
+  route() {
+    const [page, seq] = location.hash.slice(1).split("/");
+    if (page !== "messages" || this.#seq === seq) return;
+    if (!/^\d+$/.test(seq)) this.#close();
+    else this.#open(readJson(seq));
   }
 
   // --- searching ---
@@ -166,7 +171,7 @@ export class Messages {
     this.#next = page?.looked_to;
     const isNewest = this.#query?.order !== "oldest", isCut = Boolean(page?.more) && found.length < PAGE;
     fillTable($("found-rows"), found, ({ seq }) => textOf(seq), [
-      (cell, { seq }) => cell.firstChild ?? cell.append(button(`#${textOf(seq)}`, () => this.#open(seq), "link")),
+      (cell, { seq }) => cell.firstChild ?? cell.append(link(`#${textOf(seq)}`, addressOf(seq), { className: "link" })),
       (cell, { published_at: at }) => setText(Object.assign(cell, { title: at }), when(at)),
       (cell, { topic }) => setText(Object.assign(cell, { title: topic }), topic),
       (cell, { preview, size }) => {
@@ -224,12 +229,12 @@ export class Messages {
   }
 
   #close() {
-    const row = $("found-rows").querySelector("[aria-current]");
+    const row = $("found-rows").querySelector("[aria-current]"), isLeft = $("message").contains(document.activeElement);
     this.#seq = this.#message = undefined;
     $("message").hidden = true;
     $("message-body").replaceChildren();
     this.#mark();
-    row?.querySelector("button").focus(); // back to where it was opened
+    if (isLeft) row?.querySelector("a").focus(); // back to where it was opened
   }
 
   #showMessage({ message, pruned, deliveries, dead_letters: letters }) {
@@ -245,22 +250,32 @@ export class Messages {
       facts({ topic, published: `${at} (${ago(Date.parse(at))})`, size: `${bytes(size)} of data`, ...others }),
       ...titled(unreadable ? "Data, which is not JSON" : "Data", pretty(data)),
       ...(headers && Object.keys(headers).length ? titled("Headers", pretty(headers)) : []),
-      ...(deliveries.length ? titled("Deliveries", this.#deliveries(deliveries)) : []),
+      ...(deliveries.length ? titled("Deliveries", this.#deliveries(deliveries, letters)) : []),
       ...(letters.length ? titled("Dead letters", make("ol", { className: "items" }, ...letters.map(letterItem))) : []),
     );
   }
 
-  #deliveries(deliveries) {
-    const isQuiet = ({ state }) => state === "not_matching";
+  /** The subscriptions that match; the others unfold, there can be many of them. */
+  #deliveries(deliveries, letters) {
+    const isTo = ({ state }) => state !== "not_matching";
+    const matching = deliveries.filter(isTo), others = deliveries.filter((each) => !isTo(each));
+    const attemptsOf = (each) => each.attempts || letters.findLast((letter) => isOf(each, letter))?.attempts;
+    const isOf = (each, { subscription }) => each.state === "dead" && subscription === each.subscription;
     const row = (each) => make("tr", {},
       make("td", {}, make("strong", { textContent: each.subscription }), make("code", { textContent: each.pattern })),
       make("td", {}, badge(...STATES[each.state]), make("span", { className: "sub", textContent: deliveryNote(each) })),
-      make("td", { className: "number", textContent: each.attempts ? whole(each.attempts) : "" }));
-    const sorted = [...deliveries].sort((a, b) => isQuiet(a) - isQuiet(b));
+      make("td", { className: "number", textContent: attemptsOf(each) ? whole(attemptsOf(each)) : "" }));
+    const table = (rows) => this.#deliveryTable(rows.map(row));
+    const summary = make("summary", { textContent: `${count(others.length, "subscription")} not matching` });
+    return make("div", {}, ...(matching.length ? [table(matching)] : []),
+      ...(others.length ? [Object.assign(unfolding(summary, () => [table(others)]), { className: "more" })] : []));
+  }
+
+  #deliveryTable(rows) {
     const headings = ["Subscription", "State", "Attempts"].map((textContent, at) =>
       make("th", { textContent, className: at === 2 ? "number" : "" }));
     return make("div", { className: "scroll", tabIndex: 0 }, make("table", { className: "deliveries" },
-      make("thead", {}, make("tr", {}, ...headings)), make("tbody", {}, ...sorted.map(row))));
+      make("thead", {}, make("tr", {}, ...headings)), make("tbody", {}, ...rows)));
   }
 
   // --- publishing ---

@@ -8,6 +8,7 @@ const LOOK_MS = 20_000; // the server takes a sample twice a minute
 export class OverTime {
   hasSubscriptions; // unknown until the statistics are here
   #span = "hour";
+  #shown; // the span that the charts show
   #lookedAt = -LOOK_MS;
   #charts;
 
@@ -34,21 +35,27 @@ export class OverTime {
   async lookIfDue() {
     if (performance.now() - this.#lookedAt < LOOK_MS || !$("over-time").checkVisibility()) return;
     this.#lookedAt = performance.now();
-    const span = this.#span, found = await this.connection.call("rpc.stats.history", { span });
-    if (span !== this.#span) return;
-    this.#show(found);
-    if (!found.file_bytes.some(Boolean)) this.begin(); // the server has just started: its first sample comes soon
+    const span = this.#span;
+    try {
+      const found = await this.connection.call("rpc.stats.history", { span });
+      if (span !== this.#span) return;
+      complain("over-time-problem");
+      this.#show(found);
+      this.#shown = span;
+      if (!found.file_bytes.some(Boolean)) this.begin(); // the server has just started: its first sample comes soon
+    } catch (error) {
+      if (span !== this.#span || !this.connection.isReady) return;
+      complain("over-time-problem", error);
+      if (this.#shown === span) return; // old figures are better than none, those of another time are not
+      for (const chart of Object.values(this.#charts)) chart.clear("No figures could be read.");
+    }
   }
 
-  async #zoom(span) {
+  #zoom(span) {
     this.#span = span;
     for (const each of $("zoom").children) each.ariaPressed = String(each.dataset.span === span);
     this.begin();
-    try {
-      await this.lookIfDue();
-    } catch (error) {
-      complain("overview-problem", error);
-    }
+    this.lookIfDue();
   }
 
   #show({ from_ms: fromMs, step_ms: stepMs, subscriptions, subscriptions_left_out: leftOut, ...figures }) {

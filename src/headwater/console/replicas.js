@@ -110,6 +110,7 @@ export class Replicas {
       const needs = this.connection.isSignedIn ? ", with a token in HEADWATER_TOKEN" : "";
       const textContent = `To restore version ${version} to a file, run${needs}:`;
       $("restore").replaceChildren(make("p", { className: "quiet", textContent }), command(text));
+      $("restore").querySelector("code").focus();
     };
     fillTable($("version-rows"), versions, ({ version }) => `${replica}@${version}`, [
       (cell, { version, message }) => {

@@ -94,7 +94,9 @@ export function complain(id, error) {
   if (!error) return;
   const why = error.message.charAt(0).toUpperCase() + error.message.slice(1);
   const textContent = error.where ? `${why} (${error.where})` : why;
-  $(id).append(make("strong", { textContent }), error.next ?? "");
+  const [next, ...drawn] = (error.next ?? "").split("\n"); // a mark below the place in what was written
+  $(id).append(make("strong", { textContent }), next);
+  if (drawn.length) $(id).append(make("pre", { textContent: drawn.join("\n") }));
 }
 
 /** Ask before something is done. `body` are elements or texts; a `form` in it is checked before a yes. The promise is
@@ -164,6 +166,13 @@ export function unfolding(summary, body) {
     if (details.open && details.children.length === 1) details.append(make("div", {}, ...body()));
   };
   return details;
+}
+
+/** Those items with a text that contains what is typed into the filter of this name; if none has, that is said. */
+export function containing(name, items, textsOf, none) {
+  const wanted = $(`${name}-filter`).value.trim();
+  setText($(`no-${name}s`), items.length ? `No ${name} contains ${wanted}` : none);
+  return items.filter((item) => textsOf(item).some((text) => text.includes(wanted)));
 }
 
 /** Rows stay the elements they are, so that focus and selection survive a look. */

@@ -1,7 +1,7 @@
 // The durable subscriptions: how far behind they are; and what to do with them, after a preview or a question.
 
 import {
-  $, ask, badge, button, complain, count, fillTable, make, setText, span, tell, textOf, when, whole,
+  $, ask, badge, button, complain, containing, count, fillTable, make, setText, span, tell, textOf, when, whole,
 } from "./show.js";
 
 const SUBSCRIPTIONS_MAX = 200; // shown at most
@@ -12,12 +12,20 @@ const byName = (a, b) => (a.id < b.id ? -1 : 1);
 const byLag = (a, b) => b.lag - a.lag;
 
 export class Subscriptions {
+  #all = [];
+
   constructor(connection, onChange) {
     Object.assign(this, { connection, onChange });
+    $("subscription-filter").oninput = () => this.show(this.#all);
   }
 
   show(all) {
-    const shown = [...all].sort(byLag).slice(0, SUBSCRIPTIONS_MAX).sort(byName);
+    this.#all = all;
+    const none = "There are no durable subscriptions yet.";
+    const found = containing("subscription", all, ({ id, pattern }) => [id, pattern], none);
+    const shown = found.sort(byLag).slice(0, SUBSCRIPTIONS_MAX).sort(byName);
+    const note = `the ${SUBSCRIPTIONS_MAX} with the greatest lag of ${whole(found.length)}`;
+    setText($("subscriptions-note"), shown.length < found.length ? note : "");
     fillTable($("subscription-rows"), shown, ({ id }) => id, [
       (cell, { id, pattern, gaps, problem, paused_ms: paused }) => {
         if (!cell.firstChild) cell.append(make("strong"), make("code"), make("em"), make("span"));
