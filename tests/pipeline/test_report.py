@@ -682,6 +682,17 @@ def test_a_cut_name_fits_and_keeps_both_ends(text: str, chars_max: int) -> None:
     assert made == whole or (whole.startswith(made.split("…")[0]) and whole.endswith(made[-1]) and "…" in made)
 
 
+@pytest.mark.parametrize("count", [1, 4, 12])
+def test_a_long_name_of_the_last_receiver_is_not_cut_off(count: int) -> None:
+    names = [*map(str, range(count - 1)), 40 * "m"]
+    rows = [{"sender": name, "receiver": name, "warmth": 1.0, "text": "1", "tip": ""} for name in names]
+    drawn = str(charts.heat_map("traffic", rows, names, names))
+    width = float(re.findall(r'viewBox="0 0 (\d+)', drawn)[0])
+    left = float(re.findall(r"translate\((\d+),", drawn)[0])
+    last = max(map(float, re.findall(r'"translate\(([\d.]+),-?\d+\) rotate', drawn)))
+    assert left + last + 110 * math.cos(math.radians(40)) <= width  # a longer label is shortened to 110 pixels
+
+
 def test_names_that_look_alike_when_cut_keep_labels_of_their_own() -> None:
     assert len(set(model.labels(f"{'x' * 40}{number}{'y' * 40}" for number in range(9)).values())) == 9
 

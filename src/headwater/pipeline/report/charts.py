@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from math import cos, radians
 from typing import Any
 from xml.etree import ElementTree
 
@@ -21,7 +22,7 @@ from headwater.formats import format_seconds
 
 SERIES = tuple(f"var(--s{number})" for number in range(1, 8))
 OTHER, HELD, BAD = "var(--other)", "var(--held)", "var(--bad)"
-WIDTH, HALF_WIDTH = 1180, 570
+WIDTH, HALF_WIDTH, RECEIVER_WIDTH = 1180, 570, 110
 TIMES = {
     "milliseconds": "%H:%M:%S", "seconds": "%H:%M:%S", "minutes": "%H:%M", "hours": "%H:%M", "date": "%-d %b",
     "day": "%-d %b", "week": "%-d %b", "month": "%b %Y", "quarter": "%b %Y", "year": "%Y",
@@ -86,14 +87,17 @@ def timeline(title: str, rows: Rows, lanes: Sequence[str], begin: datetime, end:
 
 def heat_map(title: str, rows: Rows, senders: Sequence[str], receivers: Sequence[str]) -> Markup:
     """Rows: sender, receiver, warmth (0..1), text, tip."""
-    top = alt.Axis(orient="top", labelAngle=-40, labelLimit=110)
+    top = alt.Axis(orient="top", labelAngle=-40, labelLimit=RECEIVER_WIDTH)
     x = alt.X("receiver:N", sort=list(receivers), title=None, axis=top)
     y = alt.Y("sender:N", sort=list(senders), title=None, axis=alt.Axis(labelLimit=150))
     warmth = alt.FillOpacity("warmth:Q", scale=alt.Scale(domain=[0, 1], range=[0.06, 0.7]), legend=None)
     base = _chart(28 * len(senders) + 110, HALF_WIDTH).encode(x, y)
     cells = base.mark_rect(color="var(--heat)", cornerRadius=3, stroke="var(--surface)", strokeWidth=3)
     numbers = base.mark_text(color="var(--ink)", fontSize=12).encode(text="text:N")
-    return _svg(title, rows, cells.encode(warmth, description="tip:N") + numbers)
+    # Vega does not make room for a slanted label that reaches beyond its column, the last one.
+    reach = min(RECEIVER_WIDTH, 7 * len(receivers[-1])) * cos(radians(40)) - (HALF_WIDTH - 200) / len(receivers) / 2
+    padding = _CONFIG["padding"] | {"right": max(_CONFIG["padding"]["right"], round(reach))}
+    return _svg(title, rows, (cells.encode(warmth, description="tip:N") + numbers).properties(padding=padding))
 
 
 def strip(title: str, rows: Rows, last: int) -> Markup:
