@@ -76,6 +76,7 @@ def write(lake: Path, document: dict[str, Any]) -> None:
 def open_lake(page: Page) -> None:
     go(page, "lake")
     page.until("['lake', 'no-lake', 'lake-problem'].some((id) => !document.getElementById(id).hidden)")
+    page.until("document.getElementById('lake-loading').hidden")
 
 
 def test_a_run_is_shown_with_how_far_the_lake_is_behind_the_log(page: Page, lake: Path) -> None:

@@ -27,9 +27,11 @@ export class Lake {
       this.#show(await this.connection.call("rpc.lake"), lastSeq && numberOf(lastSeq));
       complain("lake-problem");
     } catch (error) {
+      if (!this.connection.isReady) return; // what is known stays
       $("lake").hidden = $("lake-charts").hidden = $("no-lake").hidden = true;
       complain("lake-problem", error);
     }
+    $("lake-loading").hidden = true;
   }
 
   #show(found, lastSeq) {
