@@ -536,7 +536,7 @@ def test_a_moment_is_one_for_all_tables(place: Storage) -> None:
     assert not made.table(SILVER, made.moment(0)).exists
     with pytest.raises(InvalidOptionError, match="no version 99"):
         made.moment(99)
-    with pytest.raises(InvalidOptionError, match="was not there"):
+    with pytest.raises(InvalidOptionError, match="has no state of"):
         made.moment(dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -18,7 +19,7 @@ HOUR_MS = 3_600_000
 OBSERVED_HOURS = 12
 RUNS = DAYS * 24 // OBSERVED_HOURS
 SLICES = 2  # of an hour: so often the shop publishes and its services consume
-REFUSED_BELOW = 8.0  # of an amount: cards are declined for the smallest orders
+REFUSED_EVERY = 150  # orders: then a card is declined
 SENDERS = ("web", "shop.north", "shop.south")
 TOPICS = (
     ("orders.new", "order_placed", "billing"),
@@ -43,7 +44,7 @@ def publish_traffic(
     clock = headwater.ManualClock(start_ms)
     paces = [_pace(hour, hours, start_ms + hour * HOUR_MS) for hour in range(hours)]
     outage = range(hours * 4 // 7, hours * 4 // 7 + 5)
-    published = 0
+    published, billed = 0, itertools.count(1)
     for first in range(0, hours, OBSERVED_HOURS):
         with (
             headwater.open(path, clock=clock, durability="relaxed", maintenance_interval=None, heartbeats=False) as log,
@@ -60,7 +61,7 @@ def publish_traffic(
                     clock.advance(dice.randint(2, 60) / 1000)
                     for message in _fetched(billing):
                         clock.advance(0.001)
-                        if message.data["amount"] < REFUSED_BELOW:
+                        if next(billed) % REFUSED_EVERY == 0:
                             message.reject(f"card {message.data['order']} was declined")
                         else:
                             message.ack()
