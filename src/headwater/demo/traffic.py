@@ -43,7 +43,8 @@ def publish_traffic(
     start_ms = end_ms - hours * HOUR_MS
     clock = headwater.ManualClock(start_ms)
     paces = [_pace(hour, hours, start_ms + hour * HOUR_MS) for hour in range(hours)]
-    outage = range(hours * 4 // 7, hours * 4 // 7 + 5)
+    noon = next(hour for hour in range(hours * 4 // 7, hours) if (start_ms // HOUR_MS + hour) % 24 == 12)
+    outage = range(noon, noon + 5)
     published, billed = 0, itertools.count(1)
     for first in range(0, hours, OBSERVED_HOURS):
         with (
