@@ -56,6 +56,10 @@ class Browser:
         self._socket.close()
 
 
+class LeftError(Exception):
+    """The page was left before the expression had a value."""
+
+
 class Wire:
     """Commands and their answers; events in between are kept."""
 
@@ -70,7 +74,8 @@ class Wire:
         self._socket.send(json.dumps(command))
         while (answer := json.loads(self._socket.recv(PATIENCE_S))).get("id") != id:
             self.events.append(answer)
-        assert "error" not in answer, answer
+        if "error" in answer:
+            raise LeftError(answer) if "navigated" in answer["error"]["message"] else AssertionError(answer)
         result: dict[str, Any] = answer["result"]
         return result
 
@@ -96,17 +101,19 @@ class Page:
     def until(self, condition: str) -> None:
         """Wait until an expression is true in the page; looked at again whenever the page may have changed."""
         look = f"(() => {{ try {{ return ({condition}); }} catch {{ return false; }} }})()"
-        came_true = self.evaluate(
-            f"""new Promise((resolve) => {{
-              const give_up = performance.now() + {PATIENCE_S * 800};
-              const look = () => {{
-                const value = {look};
-                if (value || performance.now() > give_up) resolve(Boolean(value));
-                else setTimeout(look, 10);
-              }};
-              look();
-            }})"""
-        )
+        promise = f"""new Promise((resolve) => {{
+          const give_up = performance.now() + {PATIENCE_S * 800};
+          const look = () => {{
+            const value = {look};
+            if (value || performance.now() > give_up) resolve(Boolean(value));
+            else setTimeout(look, 10);
+          }};
+          look();
+        }})"""
+        try:
+            came_true = self.evaluate(promise)
+        except LeftError:  # for the page that it is to be true in
+            came_true = self.evaluate(promise)
         assert came_true, f"never came true: {condition}; the page says:\n{self.evaluate('document.body?.innerText')}"
 
     def fill(self, id: str, text: str) -> None:
