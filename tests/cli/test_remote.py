@@ -308,3 +308,22 @@ def test_addresses_that_cannot_be_used(run, arguments, output):
     result = run(*arguments)
     assert result.code == 2
     assert output in result.err
+
+
+def test_a_token_that_manages_some_topics_handles_their_dead_letters(serve, run, tmp_path: Path):
+    file = tmp_path / "headwater.tokens"
+    every, some = (
+        run("token", "create", "--tokens", file, *rights).out.strip()
+        for rights in (("--publish", ">", "--read", ">", "--consume", "*", "--manage", ">"), ("--manage", "orders.>"))
+    )
+    url = serve("--tokens", file).url
+    with headwater.open(url, token=every) as log:
+        log.publish("orders.new", 1)
+        with log.subscribe("billing", "orders.>") as billing:
+            billing.fetch()[0].reject()
+    of_orders = (url, "--topic", "orders.>", "--subscription", "billing", "--token", some)
+    listed = run("dlq", *of_orders, "--json")
+    assert ([letter["id"] for letter in listed.items], listed.err) == ([1], "")
+    redriven = run("dlq", "redrive", *of_orders, 1)
+    assert (redriven.out, redriven.err) == ("1 dead letter on the way again\n", "")
+    assert "there is no subscription 'biling'" in run("dlq", *of_orders, "--subscription", "biling").err

@@ -162,15 +162,16 @@ def statistics(path: LogName, conditions: Conditions, as_json: AsJson = False) -
 
 
 def _note_unknown(log: headwater.Log, conditions: Conditions, ids: list[int] | None = None) -> None:
-    if (name := conditions.subscription) is not None and not log.dead_letters.list(subscription=name, limit=1):
-        with suppress(UnauthorizedError):  # a right for dead letters is none for subscriptions
+    name, topic = conditions.subscription, conditions.topic
+    with suppress(UnauthorizedError):  # a right for what is done is none for all that is looked at here
+        if name is not None and not log.dead_letters.list(subscription=name, topic=topic, limit=1):
             try:
                 log.subscription(name)
             except UnknownSubscriptionError:
                 note(f"there is no subscription {name!r}; headwater subscriptions lists them")
-    known = {letter.id for letter in log.dead_letters.list(ids=ids, limit=len(ids))} if ids else set()
-    for id in sorted(set(ids or ()) - known):
-        note(f"there is no dead letter {id}; headwater dlq ls lists them")
+        known = {letter.id for letter in log.dead_letters.list(ids=ids, limit=len(ids))} if ids else set()
+        for id in sorted(set(ids or ()) - known):
+            note(f"there is no dead letter {id}; headwater dlq ls lists them")
 
 
 @dlq.command("redrive")
