@@ -12,6 +12,7 @@ from steps import go, look, press, texts
 
 from headwater import Log
 from headwater.broker import browse
+from headwater.errors import CorruptError
 
 ROWS = "[...document.querySelectorAll('#found-rows tr')].map((row) => Number(row.dataset.key))"
 FIELDS = ("topic", "where", "header", "value", "after", "upto", "since", "until")
@@ -228,3 +229,29 @@ def test_a_wrong_condition_is_marked_at_its_place(page: Page, log: Log) -> None:
     assert written.lstrip() == "data.n > 1 and"
     assert mark.strip() == "^"
     assert page.evaluate("document.querySelector('#find .empty').checkVisibility()") is False
+
+
+def test_a_message_that_could_not_be_read_is_read_again(page: Page, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Any:
+        raise CorruptError("the message is damaged")
+
+    log.publish("a", "one")
+    go(page, "messages")
+    seqs_become(page, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(browse, "inspect", fail)
+        page.click("#found-rows a[href='#messages/1']")
+        page.until("document.getElementById('message-problem').textContent.includes('damaged')")
+    page.click("#found-rows a[href='#messages/1']")
+    page.until("document.querySelector('#message-body pre')?.textContent === '\"one\"'")
+    assert page.evaluate("document.getElementById('message-problem').hidden") is True
+
+
+def test_an_address_that_names_no_message_shows_the_page(page: Page, log: Log) -> None:
+    log.publish("a", "one")
+    page.evaluate("location.hash = 'messages/007'")
+    page.command("Page.reload")
+    page.until("document.readyState === 'complete'")
+    seqs_become(page, 1)
+    page.until("document.getElementById('messages').textContent === '1'")
+    assert page.evaluate("document.getElementById('message').hidden") is True

@@ -117,8 +117,8 @@ export class Messages {
   /** Show the message that the address names, which a reload and the browser's Back keep; or none. */
   route() {
     const [page, seq] = location.hash.slice(1).split("/");
-    if (page !== "messages" || this.#seq === seq) return;
-    if (!/^\d+$/.test(seq)) this.#close();
+    if (page !== "messages" || (this.#message && this.#seq === seq)) return;
+    if (!/^[1-9]\d*$/.test(seq)) this.#close();
     else this.#open(readJson(seq));
   }
 
@@ -171,7 +171,12 @@ export class Messages {
     this.#next = page?.looked_to;
     const isNewest = this.#query?.order !== "oldest", isCut = Boolean(page?.more) && found.length < PAGE;
     fillTable($("found-rows"), found, ({ seq }) => textOf(seq), [
-      (cell, { seq }) => cell.firstChild ?? cell.append(link(`#${textOf(seq)}`, addressOf(seq), { className: "link" })),
+      (cell, { seq }) => {
+        const onclick = () => {
+          if (location.hash === addressOf(seq)) this.#open(seq); // the address does not change
+        };
+        cell.firstChild ?? cell.append(link(`#${textOf(seq)}`, addressOf(seq), { className: "link", onclick }));
+      },
       (cell, { published_at: at }) => setText(Object.assign(cell, { title: at }), when(at)),
       (cell, { topic }) => setText(Object.assign(cell, { title: topic }), topic),
       (cell, { preview, size }) => {
@@ -213,6 +218,8 @@ export class Messages {
 
   async #open(seq) {
     this.#seq = textOf(seq);
+    this.#message = undefined;
+    $("message-copy").disabled = true;
     $("message").hidden = false;
     setText($("message-heading"), `Message #${textOf(seq)}`);
     complain("message-problem");
@@ -223,6 +230,7 @@ export class Messages {
       this.#showMessage(found);
       $("message").scrollIntoView({ block: "nearest" });
     } catch (error) {
+      if (this.#seq !== textOf(seq)) return;
       $("message-body").replaceChildren();
       complain("message-problem", error);
     }
