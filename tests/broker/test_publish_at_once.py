@@ -438,3 +438,15 @@ def test_readers_are_woken_for_the_others_of_the_group_too(is_last: bool) -> Non
     for step in steps if is_last else reversed(steps):
         step()
     assert hooks.published == ({"a", "b"}, 5, 6)
+
+
+def test_an_error_while_the_connection_is_opened_has_no_context_of_ours(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> apsw.Connection:
+        raise Interrupted
+
+    monkeypatch.setattr(store_of(log), "_open_publisher", fail)
+    with pytest.raises(Interrupted) as caught:
+        log.publish("a", 1)
+    assert caught.value.__context__ is None

@@ -184,6 +184,8 @@ class SqliteStore:
             try:
                 connection = self._publishers.pop()
             except IndexError:
+                connection = None  # opened below, so that an error of that has no context
+            if connection is None:
                 connection = self._open_publisher()
             self._unseen_pages += PAGES_PER_MESSAGE + draft.size // PAGE_BYTES
             seq: int = connection.execute(SQL["publish_at_once"], (draft.topic, draft.data_json)).get
