@@ -125,12 +125,12 @@ class PostgresStore:
         ).as_string()
         settings = [self._settings] if poll_only else []
         self._begin_read = ["BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", *settings]
-        told = f"{_XID_AND_TIME}, {_SERVER_PROCESS}" if poll_only else _XID_AND_TIME
+        columns = f"{_XID_AND_TIME}, {_SERVER_PROCESS}" if poll_only else _XID_AND_TIME
         self._begin_write = {
             (alone, synced): [
                 "BEGIN ISOLATION LEVEL READ COMMITTED",
                 *settings,
-                f"SELECT {SQL[lock]}, {told}" + ("" if synced else f", {SQL['commit_unsynced']}"),
+                f"SELECT {SQL[lock]}, {columns}" + ("" if synced else f", {SQL['commit_unsynced']}"),
             ]
             for alone, lock in ((True, "lock_alone"), (False, "lock_shared"))
             for synced in (True, False)
