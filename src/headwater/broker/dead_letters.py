@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args
 import msgspec
 
 from headwater.arguments import INT64_MAX, check_choice, check_optional_text, check_whole
-from headwater.broker.deliveries import Failure, dead_letter, dead_letters_by_id, load, replace
+from headwater.broker.deliveries import Failure, dead_letter, dead_letters_by_id, replace
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow
 from headwater.broker.subscribe import check_subscription_id
@@ -27,6 +27,7 @@ from headwater.ports.records import (
     DeliveryRow,
     LetterColumn,
     LetterGroup,
+    SubscriptionRecord,
     error_kind,
     letter_value,
 )
@@ -390,10 +391,10 @@ def _refusals(
             if to_topic is not None:
                 copy_draft(letter.message, check_topic(to_topic))
             else:
-                _refuse_unwanted(reader, letter)
+                record = _subscription_of(reader, letter)
                 _refuse_foreign(reader, letter)
                 delivery = (letter.subscription, letter.message.seq)
-                if delivery in going or _is_on_its_way(reader, *delivery):
+                if delivery in going or _is_on_its_way(reader, record, letter.message.seq):
                     raise UnknownDeadLetterError("the message is being delivered already")
                 going.add(delivery)
         except HeadwaterError as exc:
@@ -403,21 +404,22 @@ def _refusals(
     return found
 
 
-def _is_on_its_way(reader: Reader, subscription: str, seq: int) -> bool:
+def _is_on_its_way(reader: Reader, subscription: SubscriptionRecord, seq: int) -> bool:
     """Whether the message is in flight or waits for another attempt, or the subscription has yet to come to it: after a
     seek. Redriven besides, it would be delivered to two consumers at once."""
-    if reader.deliveries(subscription, [seq]):
+    if reader.deliveries(subscription.id, [seq]):
         return True
-    return not load(reader, subscription).window.is_settled(seq) and bool(reader.heads([seq]))
+    return not subscription.window.is_settled(seq) and bool(reader.heads([seq]))
 
 
-def _refuse_unwanted(reader: Reader, letter: DeadLetter) -> None:
+def _subscription_of(reader: Reader, letter: DeadLetter) -> SubscriptionRecord:
     """A letter may be imported with any topic; its subscription gets it only if it could have got it by a publish."""
     record = reader.subscription(letter.subscription)
     if record is None:
         raise UnknownDeadLetterError(f"subscription '{letter.subscription}' is gone")
     if not parse_pattern(record.spec.pattern, record.spec.dialect).matches(letter.message.topic):
         raise UnknownDeadLetterError(f"subscription '{letter.subscription}' does not read {letter.message.topic}")
+    return record
 
 
 def _refuse_foreign(reader: Reader, letter: DeadLetter) -> None:
