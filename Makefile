@@ -2,8 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 KILLS ?= 1000
-# One more than the processors of CI: tests wait for signals and processes more than they compute.
-WORKERS ?= 3
+# Twice the processors of CI: tests wait for signals and processes as long as they compute.
+WORKERS ?= 4
 # Tests with time limits. They do not run next to the Spark tests, which use all processors.
 CLOCKED := $(addprefix tests/,abuse broker client console consumers crash dedupe faults faulty_network postgres processes server transports worker)
 # Use the certificates of the system, as pip does.
