@@ -573,6 +573,7 @@ def make_lake(narrator: Narrator, folder: Path) -> None:
     narrator.tell("SQL over the lake:")
     asked = json.loads(command(narrator, folder, "pipeline", "sql", QUERY, "--lake", LAKE))["items"]
     narrator.show_rows([("topic", "messages"), *((row["topic"], f"{row['messages']:,}") for row in asked[:5])])
+    narrator.show(f"… {len(asked) - 5} more topics")
     narrator.check(
         {row["topic"]: row["messages"] for row in asked} == topics, "Spark counts what the log counts, by topic"
     )
