@@ -419,9 +419,14 @@ def test_threads_that_publish_at_the_same_time_share_commits(tmp_path: Path) -> 
 
         store_of(log).write = counting  # type: ignore[method-assign, assignment]
         counted = Counted(store_of(log))
-        threads = [
-            threading.Thread(target=lambda: [log.publish("a.b", number) for number in range(20)]) for _ in range(30)
-        ]
+        together = threading.Barrier(30)  # on a busy machine the first would have ended before the last began
+
+        def publish() -> None:
+            together.wait(TIME_LIMIT_S)
+            for number in range(20):
+                log.publish("a.b", number)
+
+        threads = [threading.Thread(target=publish) for _ in range(30)]
         for thread in threads:
             thread.start()
         for thread in threads:
