@@ -92,6 +92,8 @@ def test_messages_that_were_claimed_ahead_are_released(open_log: Any, mode: Any,
         assert subscription.fetch() == []
         log.resume("s")
         again = subscription.fetch(timeout=FOUND_S)
+        while len(again) < 3 and (more := subscription.fetch(timeout=FOUND_S)):  # a server may release one by one
+            again += more
         assert (data(again), {message.attempt for message in again}) == ([1, 2, 3], {1})
 
 
