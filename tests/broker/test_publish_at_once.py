@@ -213,7 +213,7 @@ class HeldVfs(apsw.VFS):
 
 @pytest.mark.timeout(60)
 def test_a_commit_of_another_thread_before_any_instruction_does_not_hide_that_it_is_stored(tmp_path: Path) -> None:
-    """A signal handler publishes too, so that the other thread takes nobody to be publishing."""
+    """A signal handler publishes too, and its end hides from the other thread that a publish is under way."""
     vfs = HeldVfs("held")
     store = SqliteStore(tmp_path / "log.db", vfs="held")
     drafts = (Draft("a.b", str(number), 1) for number in itertools.count())
