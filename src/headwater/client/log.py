@@ -103,9 +103,8 @@ class RemoteLog:
         self._consumers: dict[str, RemoteConsumer] = {}
         self._rpc_methods = RpcMethods(connection, blocking=loop_thread is not None)
         self._closed = False
-        self._schedule_publisher = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"[
-            : rpc.PUBLISHER_CHARS_MAX
-        ]
+        name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._schedule_publisher = name[: rpc.PUBLISHER_CHARS_MAX]
         self._heartbeat_timer: asyncio.TimerHandle | None = None
         self.dead_letters = RemoteDeadLetters(self._ask)
         self.live = RemoteLive(connection)
