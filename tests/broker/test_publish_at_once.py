@@ -7,7 +7,7 @@ import itertools
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 
 import headwater
 from headwater.api._sync import Log
+from headwater.broker import committer as committing
 from headwater.broker.committer import TransactionHooks, _wake_readers
 from headwater.broker.flow import Completion
 from headwater.message import Draft
@@ -27,6 +28,7 @@ from headwater.topics import parse_pattern
 STORMS = 1_500
 EVERY_S = 0.000_5  # of processor time
 TIME_LIMIT_S = 30
+SECOND = 10**9  # the data of the second message of a pair is larger by so much
 NO_WRITER: Any = None
 
 
@@ -41,16 +43,16 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 
 class Counted:
-    """How many messages the threads stored themselves, and how many they left to the writer."""
+    """How many publishes the threads stored themselves, and how many they left to the writer."""
 
     def __init__(self, store: SqliteStore) -> None:
         self.stored = self.left = 0
         publish_at_once = store.publish_at_once
 
-        def counted(draft: Any) -> int | None:
-            seq = publish_at_once(draft)
-            self.stored, self.left = self.stored + (seq is not None), self.left + (seq is None)
-            return seq
+        def counted(drafts: Any) -> range | None:
+            seqs = publish_at_once(drafts)
+            self.stored, self.left = self.stored + (seqs is not None), self.left + (seqs is None)
+            return seqs
 
         store.publish_at_once = counted  # type: ignore[method-assign]
 
@@ -60,12 +62,31 @@ def store_of(log: Log) -> SqliteStore:
 
 
 def stored(log: Log) -> dict[int, int]:
-    """The data of every message by seq, as another connection reads it."""
+    """The data of every message by seq, as another connection reads it; of a pair, that of its first message."""
     connection = apsw.Connection(store_of(log).path)
     try:
-        return {seq: int(data) for seq, data in connection.execute("SELECT seq, data FROM messages")}
+        found = {seq: int(data) for seq, data in connection.execute("SELECT seq, data FROM messages")}
     finally:
         connection.close()
+    seconds = {seq: data for seq, data in found.items() if data > SECOND // 2}
+    firsts = {seq: data for seq, data in found.items() if data <= SECOND // 2}
+    assert all(firsts[seq - 1] == data - SECOND for seq, data in seconds.items())
+    assert not seconds or len(seconds) == len(firsts)
+    return firsts
+
+
+def publish_one(log: Log, data: int, **options: Any) -> int:
+    return log.publish("a.b", data, **options)
+
+
+def publish_pair(log: Log, data: int, **options: Any) -> int:
+    first, second = log.publish_many([("a.b", data, options), ("a.b", data + SECOND)])
+    assert second == first + 1
+    return first
+
+
+Publish = Callable[..., int]
+both_ways = pytest.mark.parametrize("publish", [publish_one, publish_pair])
 
 
 def at_instruction(number: int, then: Callable[[], object]) -> Callable[..., Any]:
@@ -84,19 +105,20 @@ def at_instruction(number: int, then: Callable[[], object]) -> Callable[..., Any
     return trace
 
 
-def publish_traced(log: Log, data: int, trace: Callable[..., Any]) -> int:
+def publish_traced(publish: Publish, log: Log, data: int, trace: Callable[..., Any]) -> int:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        return log.publish("a.b", data)
+        return publish(log, data)
     finally:
         sys.settrace(before)
 
 
+@both_ways
 @pytest.mark.timeout(60)
-def test_an_exception_before_any_instruction_loses_nothing_and_stores_nothing_twice(log: Log) -> None:
+def test_an_exception_before_any_instruction_loses_nothing_and_stores_nothing_twice(log: Log, publish: Publish) -> None:
     counted = Counted(store_of(log))
-    log.publish("a.b", -1)
+    publish(log, -1)
 
     def interrupt() -> None:
         raise Interrupted
@@ -104,35 +126,36 @@ def test_an_exception_before_any_instruction_loses_nothing_and_stores_nothing_tw
     returned: dict[int, int] = {}
     for number in itertools.count():
         try:
-            returned[publish_traced(log, 2 * number, at_instruction(number, interrupt))] = 2 * number
+            returned[publish_traced(publish, log, 2 * number, at_instruction(number, interrupt))] = 2 * number
             break
         except Interrupted:
-            returned[log.publish("a.b", 2 * number + 1)] = 2 * number + 1
+            returned[publish(log, 2 * number + 1)] = 2 * number + 1
     assert number > 200
     found = stored(log)
     assert returned.items() <= found.items()
     assert len(set(found.values())) == len(found)
     assert set(found.values()) <= {*range(-1, 2 * number + 2)}
     assert counted.stored > 0.9 * number  # an interruption costs the next publishes nothing
-    with log.subscribe("reader", "a.b") as reader:
-        assert [message.seq for message in reader.fetch(10_000)] == sorted(found)
+    with log.subscribe("reader", "a.b", max_in_flight=10_000) as reader:
+        assert [each.seq for each in reader.fetch(10_000) if each.data <= SECOND // 2] == sorted(found)
 
 
+@both_ways
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("way", ["at once", "by the writer"])
-def test_a_publish_before_any_instruction_of_a_publish_waits_for_nothing(log: Log, way: str) -> None:
+def test_a_publish_before_any_instruction_of_a_publish_waits_for_nothing(log: Log, publish: Publish, way: str) -> None:
     """As a signal handler may do."""
-    log.publish("a.b", -1)
+    publish(log, -1)
     inner: list[tuple[int, int]] = []
     outer: list[tuple[int, int]] = []
     for number in itertools.count():
         data = 2 * number
 
         def handle(data: int = data) -> None:
-            id = f"id-{data}" if way == "by the writer" else None
-            inner.append((log.publish("a.b", data + 1, id=id), data + 1))
+            options = {"id": f"id-{data}"} if way == "by the writer" else {}
+            inner.append((publish(log, data + 1, **options), data + 1))
 
-        outer.append((publish_traced(log, data, at_instruction(number, handle)), data))
+        outer.append((publish_traced(publish, log, data, at_instruction(number, handle)), data))
         if len(inner) < len(outer):
             break
     assert number > 200
@@ -217,10 +240,10 @@ def test_a_commit_of_another_thread_before_any_instruction_does_not_hide_that_it
     vfs = HeldVfs("held")
     store = SqliteStore(tmp_path / "log.db", vfs="held")
     drafts = (Draft("a.b", str(number), 1) for number in itertools.count())
-    seqs: list[int | None] = []
+    seqs: list[int] = []
 
     def publish() -> None:
-        seqs.append(store.publish_at_once(next(drafts)))
+        seqs.extend(store.publish_at_once((next(drafts), next(drafts))) or ())
 
     def publish_beside() -> None:
         publish()
@@ -254,7 +277,7 @@ def test_a_commit_of_another_thread_before_any_instruction_does_not_hide_that_it
                 break
         assert number > 50
         with store.read() as reader:
-            assert sorted(filter(None, seqs)) == list(range(1, reader.last_seq() + 1))
+            assert sorted(seqs) == list(range(1, reader.last_seq() + 1))
     finally:
         store.close()
         vfs.unregister()
@@ -264,7 +287,7 @@ def test_a_store_that_is_closed_before_any_instruction_has_what_it_returned(tmp_
     for number in itertools.count():
         path = tmp_path / f"{number}.db"
         store = SqliteStore(path, durability="relaxed")
-        store.publish_at_once(Draft("a.b", "1", 1))
+        store.publish_at_once([Draft("a.b", "1", 1)])
         closers: list[threading.Thread] = []
 
         def close(store: SqliteStore = store, closers: list[threading.Thread] = closers) -> None:
@@ -275,13 +298,13 @@ def test_a_store_that_is_closed_before_any_instruction_has_what_it_returned(tmp_
         before = sys.gettrace()
         sys.settrace(at_instruction(number, close))
         try:
-            seq = store.publish_at_once(Draft("a.b", "2", 1))
+            seqs = store.publish_at_once([Draft("a.b", "2", 1)] * 2)
         finally:
             sys.settrace(before)
         store.close()
         assert not Path(f"{path}-wal").exists()
         connection = apsw.Connection(str(path))
-        assert connection.execute("SELECT count(*) FROM messages").get == (1 if seq is None else 2)
+        assert connection.execute("SELECT count(*) FROM messages").get == (1 if seqs is None else 3)
         connection.close()
         if not closers:
             break
@@ -290,21 +313,24 @@ def test_a_store_that_is_closed_before_any_instruction_has_what_it_returned(tmp_
 
 def test_it_stores_a_plain_message_and_leaves_others_to_the_writer(log: Log) -> None:
     counted = Counted(store_of(log))
-    seqs = [log.publish("a.b", 1)]
-    assert (counted.stored, counted.left) == (1, 0)
-    seqs += [log.publish("a.b", 2, id="x"), log.publish("a.b", 3, headers={"a": 1}), log.publish("a.b", 4, priority=1)]
-    seqs += log.publish_many([("a.b", 5)])
-    assert (counted.stored, counted.left) == (1, 0)
+    many = committing.SMALL_MESSAGES_MAX
+    log.publish("a.b", 1)
+    log.publish_many([("a.b", 2)] * many)
+    assert (counted.stored, counted.left) == (2, 0)
+    seqs = [log.publish("a.b", 3, id="x"), log.publish("a.b", 4, headers={"a": 1}), log.publish("a.b", 5, priority=1)]
+    seqs += log.publish_many([("a.b", 6), ("a.b", 7, {"id": "y"})])
+    assert log.publish_many([("a.b", 8)] * (many + 1))[-1] == seqs[-1] + many + 1
+    assert (counted.stored, counted.left) == (2, 0)
     with log.transaction() as tx:
-        thread = threading.Thread(target=lambda: seqs.append(log.publish("a.b", 7)))
-        tx.publish("a.b", 6)
+        thread = threading.Thread(target=lambda: seqs.append(log.publish("a.b", 10)))
+        tx.publish("a.b", 9)
         thread.start()
         thread.join(0.05)
         assert len(seqs) == 5
     thread.join(TIME_LIMIT_S)
-    assert (counted.stored, counted.left) == (1, 1)
-    assert seqs == [1, 2, 3, 4, 5, 7]
-    assert list(stored(log).values()) == [1, 2, 3, 4, 5, 6, 7]
+    assert (counted.stored, counted.left) == (2, 1)
+    assert seqs == [*range(many + 2, many + 7), 2 * many + 9]
+    assert list(stored(log).values()) == [1, *[2] * many, 3, 4, 5, 6, 7, *[8] * (many + 1), 9, 10]
 
 
 def test_a_consumer_of_this_process_has_its_messages_claimed_by_the_writer(log: Log) -> None:
@@ -323,10 +349,10 @@ def test_a_consumer_that_begins_to_wait_meanwhile_is_woken(log: Log) -> None:
     publish_at_once = store.publish_at_once
     news: list[Completion[None]] = []
 
-    def beside_a_consumer(draft: Draft) -> int | None:
-        seq = publish_at_once(draft)
+    def beside_a_consumer(drafts: Sequence[Draft]) -> range | None:
+        seqs = publish_at_once(drafts)
         news.append(wakeups.add(parse_pattern("a.*"), "reader", wake_on_settle=False).arm())
-        return seq
+        return seqs
 
     store.publish_at_once = beside_a_consumer  # type: ignore[method-assign]
     assert log.publish("a.b", 1) == 1
@@ -336,7 +362,7 @@ def test_a_consumer_that_begins_to_wait_meanwhile_is_woken(log: Log) -> None:
 def test_the_log_is_closed_before_the_consumer_that_has_begun_to_wait_is_woken(log: Log) -> None:
     wakeups = log._core.engine.wakeups  # type: ignore[attr-defined]
 
-    def close_and_wake(seq: int) -> bool:
+    def close_and_wake(seqs: Sequence[int]) -> bool:
         log.close()
         return True
 
@@ -366,8 +392,8 @@ def test_a_manual_clock_dates_the_message(tmp_path: Path) -> None:
 def test_times_ascend_between_both_ways(log: Log) -> None:
     counted = Counted(store_of(log))
     for number in range(300):
-        log.publish("a.b", number) if number % 2 else log.publish_many([("a.b", number)])
-    assert counted.stored > 140
+        log.publish("a.b", number, id=None if number % 2 else str(number))
+    assert 100 < counted.stored < 200
     connection = apsw.Connection(store_of(log).path)
     times = [ms for (ms,) in connection.execute("SELECT published_at FROM messages ORDER BY seq")]
     connection.close()
@@ -439,7 +465,10 @@ def test_threads_that_publish_at_the_same_time_share_commits(tmp_path: Path) -> 
 def test_readers_are_woken_for_the_others_of_the_group_too(is_last: bool) -> None:
     """The thread wakes readers for a message that is stored, in a group in which others are published."""
     hooks = TransactionHooks()
-    steps = [lambda: hooks.note_published([Draft("b", "1", 1)], [6]), lambda: _wake_readers("a", 5, NO_WRITER, hooks)]
+    steps = [
+        lambda: hooks.note_published([Draft("b", "1", 1)], [6]),
+        lambda: _wake_readers([Draft("a", "1", 1)], [5], NO_WRITER, hooks),
+    ]
     for step in steps if is_last else reversed(steps):
         step()
     assert hooks.published == ({"a", "b"}, 5, 6)

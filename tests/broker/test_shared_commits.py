@@ -324,7 +324,7 @@ def test_a_loop_commits_what_is_small_at_the_end_of_its_turn(desk: Desk) -> None
 def test_what_may_take_long_is_left_to_the_writer(desk: Desk, large: str) -> None:
     def submit() -> list[Completion[Any]]:
         if large == "bytes":
-            return [desk.publish(committing.LOOP_BYTES_MAX + 1)]
+            return [desk.publish(committing.SMALL_BYTES_MAX + 1)]
         if large == "works":
             return [desk.publish() for _ in range(committing.LOOP_WORKS_MAX + 1)]
         if large == "anything":

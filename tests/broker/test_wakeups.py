@@ -121,10 +121,10 @@ def test_what_others_published_below_ours_stays_unannounced() -> None:
 def test_what_a_waiter_is_yet_to_be_woken_for_stays_unannounced() -> None:
     """The thread that stored it may be interrupted before it wakes anybody: then the watcher does."""
     wakeups = Wakeups()
-    assert not wakeups.note_stored(1)
+    assert not wakeups.note_stored([1])
     assert (wakeups.announced, wakeups.last_known) == (1, 1)
     wakeups.add(parse_pattern("a"), "reader", wake_on_settle=False)
-    assert wakeups.note_stored(2)
+    assert wakeups.note_stored([2])
     assert (wakeups.announced, wakeups.last_known) == (1, 2)
 
 

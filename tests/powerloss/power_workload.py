@@ -102,23 +102,23 @@ class _Workload:
         if roll < 0.5:
             self._publish_these([self._draft("work.one")])
         elif roll < 0.75:
-            self._publish_these([self._draft("work.many") for _ in range(self._dice.randint(2, 20))])
+            plain = self._dice.random() < 0.5
+            self._publish_these([self._draft("work.many", plain=plain) for _ in range(self._dice.randint(2, 20))])
         else:
             self._publish_these([self._draft("old.stuff", self._dice.randint(500, 9_000)) for _ in range(4)])
 
-    def _draft(self, topic: str, size: int | None = None) -> tuple[str, Any, dict[str, str]]:
+    def _draft(self, topic: str, size: int | None = None, *, plain: bool = False) -> tuple[str, Any, dict[str, str]]:
         self._count += 1
         data = {"n": self._count, "text": "x" * (self._dice.randint(1, 300) if size is None else size)}
-        return topic, data, {"id": f"id-{self._count}"} if self._count % 3 == 0 else {}
+        return topic, data, {} if plain or self._count % 3 else {"id": f"id-{self._count}"}
 
     def _publish_these(self, drafts: list[tuple[str, Any, dict[str, str]]]) -> None:
         self._mark("publishing", drafts)
-        if len(drafts) == 1:
-            topic, data, options = drafts[0]
+        seqs: Sequence[int] | None = None
+        if not any(options for _, _, options in drafts):
             # As a thread without consumers does; with a clock that is moved, the log would never do so by itself.
-            seq = None if options else self._store.publish_at_once(make_draft(topic, data, {}, 0))
-            seqs = [self._log.publish(topic, data, **options) if seq is None else seq]
-        else:
+            seqs = self._store.publish_at_once([make_draft(topic, data, {}, 0) for topic, data, _ in drafts])
+        if seqs is None:
             seqs = self._log.publish_many(drafts)
         self._mark("published", list(zip(seqs, drafts, strict=True)))
 

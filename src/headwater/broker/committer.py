@@ -9,9 +9,10 @@ A server's event loop commits small groups itself, at the end of its turn (`comm
 takes longer than a small transaction. The thread takes over when a group is large, when the disk is slow, and when
 another process has the lock.
 
-A thread that waits for its publish anyway stores a plain message itself (`publish`), while nothing else is written and
-no consumer of this process waits. That is one statement of SQLite, and what follows it in memory can be left undone: in
-the main thread a signal handler may raise at any point. For the same reason threads never commit a group themselves.
+A thread that waits for its publish anyway stores a few plain messages itself (`_store_at_once`), while nothing else is
+written and no consumer of this process waits. That is one statement of SQLite, and what follows it in memory can be
+left undone: in the main thread a signal handler may raise at any point. For the same reason threads never commit a
+group themselves.
 
 Not every transaction is synced to disk: one that only claims or extends is not. A power cut then loses the claim, which
 costs an attempt count and never a message. The process may be killed at any time: what it committed stays.
@@ -112,9 +113,9 @@ TURN_BYTES = 64 * 1024  # that a lane may write when its turn comes
 WORK_COST_BYTES = 1_024  # of a work besides its payload
 CONFLICTS_MAX = 5  # how often a group is retried after a conflict with another process
 LAZY_S = 0.002  # how long a work that no caller waits for may wait for another one to share its commit
+SMALL_MESSAGES_MAX = 256  # of a group that an event loop commits itself, or a thread that publishes
+SMALL_BYTES_MAX = 64 * 1024
 LOOP_WORKS_MAX = 64  # of a group that an event loop commits itself
-LOOP_MESSAGES_MAX = 256
-LOOP_BYTES_MAX = 64 * 1024
 LOOP_S_MAX = 0.01  # a commit that took longer: the disk is slow
 SLOW_S = 0.25  # and for so long the thread commits
 
@@ -223,22 +224,34 @@ class Committer:
         return completion
 
     def publish(self, draft: Draft) -> Completion[int]:
-        """Store a message. A caller without an event loop waits for it anyway: if nothing else is being written, and no
-        consumer of this process waits for messages, it stores a plain one itself, without the way to the thread."""
+        seqs = self._store_at_once((draft,))
+        return finished(seqs[0]) if seqs else self.submit(draft, bytes=draft.size, touching=PUBLISHING)
+
+    def publish_all(self, drafts: list[Draft]) -> Completion[list[int]]:
+        bytes = bytes_of(drafts)
+        is_small = len(drafts) <= SMALL_MESSAGES_MAX and bytes <= SMALL_BYTES_MAX
+        seqs = self._store_at_once(drafts) if is_small else None
+        return finished(list(seqs)) if seqs else self.submit(drafts, len(drafts), bytes=bytes, touching=PUBLISHING)
+
+    def _store_at_once(self, drafts: Sequence[Draft]) -> range | None:
+        """A caller without an event loop waits for its publish anyway: if nothing else is being written, and no
+        consumer of this process waits for messages, it stores plain ones itself, without the way to the thread."""
         if (
-            not (self._is_shared or self._queue or self._wakeups.has_waiters)
-            and draft.id is None
-            and draft.extras is None
-            and self._keeps_real_time
-            and asyncio._get_running_loop() is None
+            self._is_shared
+            or self._queue
+            or self._wakeups.has_waiters
+            or not self._keeps_real_time
+            or asyncio._get_running_loop() is not None
         ):
-            seq = self._store.publish_at_once(draft)
-            if seq is not None:
-                if self._wakeups.note_stored(seq):
-                    with contextlib.suppress(ClosedError):  # closed meanwhile, and the message is stored
-                        self.submit(partial(_wake_readers, draft.topic, seq), touching=PUBLISHING, synced=False)
-                return finished(seq)
-        return self.submit(draft, bytes=draft.size, touching=PUBLISHING)
+            return None
+        for draft in drafts:
+            if draft.id is not None or draft.extras is not None:
+                return None
+        seqs = self._store.publish_at_once(drafts)
+        if seqs is not None and self._wakeups.note_stored(seqs):
+            with contextlib.suppress(ClosedError):  # closed meanwhile, and the messages are stored
+                self.submit(partial(_wake_readers, drafts, seqs), touching=PUBLISHING, synced=False)
+        return seqs
 
     def _ring(self) -> None:
         if self._work_queued.locked():
@@ -453,10 +466,10 @@ class Committer:
         return outcomes
 
 
-def _wake_readers(topic: str, seq: int, writer: Writer, hooks: TransactionHooks) -> None:
-    """For a consumer that has begun to wait while `publish` stored a message. The writer thread does it: a signal
-    handler may have interrupted the holder of the wake-ups' lock."""
-    hooks.add_published(Published({topic}, seq, seq))
+def _wake_readers(drafts: Sequence[Draft], seqs: Sequence[int], writer: Writer, hooks: TransactionHooks) -> None:
+    """For a consumer that has begun to wait while they were stored at once. The writer thread does it: a signal handler
+    may have interrupted the holder of the wake-ups' lock."""
+    hooks.note_published(drafts, seqs)
 
 
 def _is_small(queued: Collection[_Queued]) -> bool:
@@ -467,7 +480,7 @@ def _is_small(queued: Collection[_Queued]) -> bool:
             return False
         messages += each.messages
         bytes += each.bytes
-    return len(queued) <= LOOP_WORKS_MAX and messages <= LOOP_MESSAGES_MAX and bytes <= LOOP_BYTES_MAX
+    return len(queued) <= LOOP_WORKS_MAX and messages <= SMALL_MESSAGES_MAX and bytes <= SMALL_BYTES_MAX
 
 
 def append(

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from headwater.arguments import INT64_MAX, check_flag, check_whole
 from headwater.broker import history, maintenance, schedules, statistics
 from headwater.broker.background import PeriodicTask
-from headwater.broker.committer import TransactionHooks, bytes_of
+from headwater.broker.committer import TransactionHooks
 from headwater.broker.consumer import Consumer, ephemeral_error
 from headwater.broker.dead_letters import DeadLetters
 from headwater.broker.deliveries import Claimed, Resume, already_active, load, replace
@@ -55,7 +55,7 @@ from headwater.ports.records import (
     SubscriptionRecord,
     TopicCount,
 )
-from headwater.ports.store import COUNTERS, PUBLISHING, Reader, Writer
+from headwater.ports.store import COUNTERS, Reader, Writer
 from headwater.topics import Dialect, check_topic, parse_pattern
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class LocalLog:
         drafts = make_drafts(messages, engine.clock.now_ms())
         if not drafts:
             return finished([])
-        return engine.committer.submit(drafts, len(drafts), bytes=bytes_of(drafts), touching=PUBLISHING)
+        return engine.committer.publish_all(drafts)
 
     def append(self, messages: Iterable[Outgoing]) -> Completion[Appended]:
         return submit_drafts(self.engine, make_drafts(messages, self.engine.clock.now_ms()), None)

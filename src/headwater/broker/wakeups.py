@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from headwater.broker.flow import Completion, complete
@@ -98,15 +98,15 @@ class Wakeups:
             else:
                 waiter.wake_for_messages()
 
-    def note_stored(self, seq: int) -> bool:
-        """A message was stored without `published`; returns whether a waiter is to be woken for it. Then it is not
+    def note_stored(self, seqs: Sequence[int]) -> bool:
+        """Messages were stored without `published`; returns whether a waiter is to be woken for them. Then they are not
         announced yet: if the caller is interrupted, a watcher wakes the waiter. Takes no lock: two threads may leave
         `announced` too low, which the first consumer's watcher mends."""
-        self.last_known = max(self.last_known, seq)
+        self.last_known = max(self.last_known, seqs[-1])
         if self._waiters:
             return True
-        if seq == self.announced + 1:
-            self.announced = seq
+        if seqs[0] == self.announced + 1:
+            self.announced = seqs[-1]
         return False
 
     def stand_by(self, waiter: Waiter, claim: ClaimPublished) -> None:

@@ -348,10 +348,10 @@ class Store(Protocol):
         existing subscriptions, in the order of their ids, before it publishes. Conflict means that nothing of the
         transaction stays and that it may be run again."""
 
-    def publish_at_once(self, draft: Draft) -> int | None:
-        """Store a message that has nothing but topic and data, durably and by the system's clock, and return its seq.
-        An exception that comes from outside, such as that of a signal handler, finds all of it done or nothing. None
-        where that cannot be, or where it would wait for another transaction."""
+    def publish_at_once(self, drafts: Sequence[Draft]) -> range | None:
+        """Store messages that have nothing but topic and data, durably and by the system's clock, and return their
+        seqs. An exception that comes from outside, such as that of a signal handler, finds all of it done or nothing.
+        None where that cannot be, or where it would wait for another transaction."""
 
     def order(self, group: list[GroupedWorkT]) -> bool:
         """Sort the works of one transaction into the order in which the store takes locks, so that no two processes

@@ -8,7 +8,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, LiteralString
@@ -233,7 +233,7 @@ class PostgresStore:
                         on_rollback()
                 raise
 
-    def publish_at_once(self, draft: Draft) -> None:
+    def publish_at_once(self, drafts: Sequence[Draft]) -> None:
         """It takes several statements."""
 
     def order(self, group: list[GroupedWorkT]) -> bool:

@@ -75,9 +75,10 @@ SELECT json_group_array(topic) FROM (SELECT DISTINCT topic FROM messages WHERE s
 -- :insert_plain: a message with nothing but topic and data; repeated for a batch
 INSERT INTO messages (seq, topic, data, published_at, checked) VALUES
 
--- :publish_at_once: a message with nothing but topic and data, published now by SQLite's clock; its seq
+-- :publish_at_once: messages with nothing but topic and data, published now by SQLite's clock; the last one's seq
 INSERT INTO messages (topic, data, published_at, checked)
-VALUES (?, ?, CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), 1);
+SELECT column1, column2, CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER), 1
+FROM (VALUES {rows});
 SELECT last_insert_rowid()
 
 -- :insert_full: a message with all its fields; repeated for a batch

@@ -8,8 +8,9 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import IO, Any
 
 import apsw
@@ -47,7 +48,7 @@ logger = logging.getLogger("headwater")
 
 IDLE_READERS_MAX = 8
 UNSEEN_PAGES_MAX = WAL_PAGES_CHECKPOINT // 4  # written by `publish_at_once`, which never looks at the journal's length
-PAGES_PER_MESSAGE = 3  # besides those of its payload
+PAGES_PER_PUBLISH = 3  # besides those of the payloads
 PUBLISHER_S_MAX, PUBLISHER_STEP_S = 0.1, 0.000_1  # a checkpoint waits for `publish_at_once`, looking so often
 ASKS_EVERY_STEPS = 1_000_000  # of SQLite's virtual machine, some 20 ms
 
@@ -164,8 +165,8 @@ class SqliteStore:
                     on_rollback()
             raise
 
-    def publish_at_once(self, draft: Draft) -> int | None:
-        """The message is committed in one call of APSW, on a connection that calls no Python code back and waits for
+    def publish_at_once(self, drafts: Sequence[Draft]) -> range | None:
+        """The messages are committed in one call of APSW, on a connection that calls no Python code back and waits for
         nothing. No lock of this process is held, so a signal handler may raise or publish wherever it interrupts.
         `_publishing` is a hint for other threads. The connection belongs to one caller at a time: the seq is read by a
         second call, which must find it neither busy nor closed, or what is stored would count as not stored."""
@@ -187,9 +188,14 @@ class SqliteStore:
                 connection = None  # opened below, so that an error of that has no context
             if connection is None:
                 connection = self._open_publisher()
-            self._unseen_pages += PAGES_PER_MESSAGE + draft.size // PAGE_BYTES
-            seq: int = connection.execute(SQL["publish_at_once"], (draft.topic, draft.data_json)).get
-            return seq
+            bindings: list[str] = []
+            bytes = 0
+            for draft in drafts:
+                bindings += draft.topic, draft.data_json
+                bytes += draft.size
+            self._unseen_pages += PAGES_PER_PUBLISH + bytes // PAGE_BYTES
+            last: int = connection.execute(_publish_at_once(len(drafts)), bindings).get
+            return range(last - len(drafts) + 1, last + 1)
         except (apsw.BusyError, apsw.CantOpenError):
             return None
         except apsw.Error as exc:
@@ -403,7 +409,7 @@ class MemoryStore(SqliteStore):
         finally:
             self._turn.release()
 
-    def publish_at_once(self, draft: Draft) -> None:
+    def publish_at_once(self, drafts: Sequence[Draft]) -> None:
         """There is only one connection."""
 
     def announce(self) -> None:
@@ -480,6 +486,11 @@ class Checkpointer:
         self._due.set()
         if self._thread is not None:
             self._thread.join()
+
+
+@lru_cache(maxsize=64)
+def _publish_at_once(count: int) -> str:
+    return SQL["publish_at_once"].format(rows=", ".join(["(?, ?)"] * count))
 
 
 def _for_its_user_alone(path: str, flags: int) -> int:
