@@ -199,7 +199,7 @@ def test_a_function_that_fails_is_called_again(
     clock.advance(0)  # the wait ends when the clock is moved
     eventually(lambda: [data for _, data in stored(log)], [{"fine": True}])
     [failed, *_] = [record for record in caplog.records if record.exc_info]
-    assert failed.message == "schedule s failed; the next try is in 1 s"
+    assert failed.getMessage() == "schedule s failed; the next try is in 1 s"
     assert failed.exc_info is not None
     assert [frame.name for frame in traceback.extract_tb(failed.exc_info[2])] == ["report"]
 
