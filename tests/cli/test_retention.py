@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def test_set_ls_run_rm(run, log, path: Path):
-    assert run("retention", path).out.startswith("no rules: everything stays.")
+    assert run("retention", path).out.startswith("no policies: everything stays.")
     limits = ("--max-age", "7d", "--max-count", 1, "--max-bytes", "2GB")
     rule = run("retention", "set", path, "orders.>", *limits, "--json").json
     assert rule == {

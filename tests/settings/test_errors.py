@@ -75,7 +75,7 @@ def refusal(load, *args, **kwargs) -> tuple[str, str, str]:
         ("[[topics]]\npattern = 'a'", "topics[0]", "retention without a limit", "Set max_age, max_count or max_bytes"),
         ("[[topics]]\npattern = 'a..'\nmax_count = 1", "topics[0]", "nats pattern 'a..': a token is empty", "Put "),
         ("[[topics]]\npattern = 'a'\nmax_count = -1", "topics[0].max_count", "must be at least 0, not -1", "Leave it "),
-        ("[[topics]]\npattern = 'a'\nmax_count = 1\n" * 2, "topics", "there are two rules of 'a'", "Keep one of them"),
+        ("[[topics]]\npattern = 'a'\nmax_count = 1\n" * 2, "topics", "there are two policies of 'a'", "Keep one of"),
     ],
 )  # fmt: skip
 def test_errors_of_the_file(load, text, where, why, next):

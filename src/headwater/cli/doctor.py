@@ -312,7 +312,7 @@ def _subscriptions(infos: list[SubscriptionInfo], file: str, lag_max: int, age_m
                 "gaps",
                 "note",
                 f"{info.id} lost {plural(info.gaps, 'message')} that retention deleted before they were acked",
-                "Set the rule with --keep-unacked if that must not be",
+                "Set the policy with --keep-unacked if that must not be",
             )
     if not late:
         yield Finding("lag", "ok", f"{plural(len(infos), 'subscription')}, none too far behind")

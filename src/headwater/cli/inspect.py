@@ -107,7 +107,7 @@ def stats(path: LogName, as_json: AsJson = False) -> None:
         ("last seq", count(found.last_seq)),
         ("subscriptions", f"{len(found.subscriptions):,}, {held} held, {plural(lag, 'message')} to go"),
         ("dead letters", f"{letters.total:,}, {letters.redriving:,} on their way again"),
-        ("retention", plural(len(policies), "rule")),
+        ("retention", plural(len(policies), "policy", "policies")),
     ]
     if sizes:  # the sizes of a server's files are not seen from here
         on_disk = f"{format_size(sizes['file_bytes'])} and {format_size(sizes['wal_bytes'])} of write-ahead log"

@@ -27,10 +27,10 @@ Dialect = Annotated[Literal["nats", "amqp"], flag("How the pattern is spelled.")
 
 @retention.command("ls")
 def list_policies(path: LogName, as_json: AsJson = False) -> None:
-    """List the retention rules of a log."""
+    """List the retention policies of a log."""
     with existing_log(path) as log:
         policies = log.retention()
-    empty = f"no rules: everything stays. Set one: headwater retention set {path} PATTERN --max-age 7d"
+    empty = f"no policies: everything stays. Set one: headwater retention set {path} PATTERN --max-age 7d"
     show_list(policies, _policy_json, _COLUMNS, empty=empty, as_json=as_json)
 
 
@@ -45,7 +45,7 @@ def set_policy(
     dialect: Dialect = "nats",
     as_json: AsJson = False,
 ) -> None:
-    """Set the rule of a pattern. When any limit is exceeded, the oldest messages are deleted.
+    """Set the policy of a pattern. When any limit is exceeded, the oldest messages are deleted.
 
     [dim]A week of logs:[/]  headwater retention set events.db 'logs.>' --max-age 7d --max-bytes 2GiB
     """
@@ -59,23 +59,23 @@ def set_policy(
             dialect=dialect,
         )
         policies = {(policy.pattern, policy.dialect): policy for policy in log.retention()}
-    text = f"set the rule of {pattern}; it is applied in the background, or now by `retention run`"
+    text = f"set the policy of {pattern}; it is applied in the background, or now by `retention run`"
     show_result(_policy_json(policies[pattern, dialect]), text, as_json=as_json)
 
 
 @retention.command("rm")
 def remove_policy(path: LogName, pattern: Pattern, dialect: Dialect = "nats", as_json: AsJson = False) -> None:
-    """Remove the rule of a pattern: nothing is deleted from now on."""
+    """Remove the policy of a pattern: nothing is deleted from now on."""
     with existing_log(path) as log:
         removed = log.delete_retention(pattern, dialect)
     if not removed:
-        raise InvalidOptionError(f"there is no rule of {pattern!r}", next=f"`headwater retention {path}` lists them")
-    show_result({"removed": pattern}, f"removed the rule of {pattern}", as_json=as_json)
+        raise InvalidOptionError(f"there is no policy of {pattern!r}", next=f"`headwater retention {path}` lists them")
+    show_result({"removed": pattern}, f"removed the policy of {pattern}", as_json=as_json)
 
 
 @retention.command("run")
 def run(path: LogName, as_json: AsJson = False) -> None:
-    """Apply the rules now, and run the other maintenance."""
+    """Apply the policies now, and run the other maintenance."""
     with existing_log(path) as log:
         report = log.run_maintenance()
     if as_json:

@@ -295,10 +295,10 @@ class RemoteLog:
         return self._ask("rpc.schedule.take", params, _decoder(ScheduleTurn))
 
     def publish_occurrence(self, schedule: Schedule, fence: int, at_ms: int, data: Any, ends: bool) -> Flow[bool]:
-        """One that is sent again after a lost answer is not stored again, and answered with False."""
+        """Publish an occurrence. A call that is sent again after a lost answer stores nothing and returns False."""
         raw = None if data is None else Raw(encode(data, schedule.topic))
-        who = self._schedule_publisher
-        params = rpc.PublishOccurrence(msgspec.to_builtins(schedule), who, fence, at_ms, raw, ends)
+        publisher = self._schedule_publisher
+        params = rpc.PublishOccurrence(msgspec.to_builtins(schedule), publisher, fence, at_ms, raw, ends)
         return self._ask("rpc.schedule.publish", params, _decoder(bool))
 
     def delete_schedule(self, id: str) -> Flow[bool]:

@@ -69,11 +69,11 @@ def identity_of(path: str) -> Identity | None:
     return found.st_dev, found.st_ino
 
 
-def refuse_no_database(path: str) -> None:
-    """Raise NotADatabaseError if the file exists and is no database; an empty file is an empty database. Blocks.
+def check_database_file(path: str) -> None:
+    """Raise NotADatabaseError if the file exists and is no SQLite database; an empty file is an empty database. Blocks.
 
-    Called before any SQLite tool opens the file: some read a file as a script, by its name or its content. A child
-    process reads it, because a close here would drop the locks of this process."""
+    Called before an SQLite tool opens the file: some tools run a file as a script, depending on its name or content. A
+    child process reads the file, because closing it here would drop the locks of this process."""
     if not os.path.exists(path) or os.path.getsize(path) == 0:
         return
     command = ["head", "-c", str(len(MAGIC)), "--", os.path.abspath(path)]
@@ -142,7 +142,7 @@ class Shell:
             raise NotADatabaseError("there is no such file", where=path, next="Check the path")
         if not os.path.isfile(self._path):
             raise NotADatabaseError("this is not a file", where=path, next="Name a database file")
-        refuse_no_database(path)
+        check_database_file(path)
         # In safe mode no statement opens another file or starts a program, except on a line after the nonce. A url,
         # because a file whose name ends with .sql or .txt would be read as a script.
         self._nonce = secrets.token_hex(16)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import IO, Any, Literal
 
 from headwater.errors import ReplicationFailedError
-from headwater.replication.local_database import make_private, refuse_no_database
+from headwater.replication.local_database import check_database_file, make_private
 from headwater.replication.sqlite_tools import OUTPUT_BYTES_MAX, limit_exceeded, start, tool_path
 from headwater.replication.threads import together
 
@@ -78,14 +78,14 @@ class RsyncProcess:
     @classmethod
     async def origin(cls, path: str) -> RsyncProcess:
         """Reads the database at `path`, in one read transaction."""
-        await asyncio.to_thread(refuse_no_database, path)
+        await asyncio.to_thread(check_database_file, path)
         return cls("--origin", os.path.abspath(path), where=path)
 
     @classmethod
     async def replica(cls, path: str) -> RsyncProcess:
         """Writes the database at `path`, in one transaction; a missing file is created with mode 0600."""
         make_private(path)
-        await asyncio.to_thread(refuse_no_database, path)
+        await asyncio.to_thread(check_database_file, path)
         return cls("--replica", os.path.abspath(path), where=path)
 
     async def read(self) -> bytes:

@@ -18,9 +18,9 @@ from typing import Any, Literal, NamedTuple
 from headwater.errors import DiskFullError, InputOutputError, InvalidOptionError, ReplicationFailedError
 from headwater.replication.local_database import (
     Shell,
+    check_database_file,
     first_page_hash,
     no_space,
-    refuse_no_database,
     remove_if_empty,
     replace_content,
     require_file,
@@ -114,10 +114,10 @@ class Sync:
         """Missing files and files that are no databases, before a server is asked."""
         if isinstance(self.source, Local):
             require_file(self.source.path)
-            refuse_no_database(self.source.path)
+            check_database_file(self.source.path)
         if isinstance(self.target, Local):
             require_place_for(self.target.path)
-            refuse_no_database(self.target.path)
+            check_database_file(self.target.path)
 
     async def once(self, on_progress: OnProgress | None = None) -> Outcome:
         self._refuse_mistyped()

@@ -650,8 +650,9 @@ class WebSocketTransport(asyncio.Protocol):
         limits = self._limits
         had_unread, self._unread_bytes = self._unread_bytes > 0, self.buffered_bytes()
         read_bytes, self._read_bytes = self._read_bytes, self._written_bytes - self._unread_bytes
-        is_ours = (self._is_paused or self._is_held) and not self._wants_drain  # the server does not read
-        if is_ours or (had_unread and self._read_bytes > read_bytes):  # or the client reads, if slowly
+        server_stopped_reading = (self._is_paused or self._is_held) and not self._wants_drain
+        client_reads_slowly = had_unread and self._read_bytes > read_bytes
+        if server_stopped_reading or client_reads_slowly:  # the client is alive
             self._received_s = self._loop.time()
         now_s = self._loop.time()
         silent_s = now_s - self._received_s
@@ -660,7 +661,7 @@ class WebSocketTransport(asyncio.Protocol):
                 self._pinged_s = now_s
                 self._socket.ping()
                 self._flush()
-        elif now_s - self._pinged_s >= limits.ping_timeout:  # since the ping: the server may have been silent, too
+        elif now_s - self._pinged_s >= limits.ping_timeout:  # from the ping on: before it the server may have paused
             details = {"address": self._incoming.address, "seconds": silent_s}
             logger.info("client %(address)s was silent for %(seconds).0f s and is disconnected", details)
             self._transport.abort()

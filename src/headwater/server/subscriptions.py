@@ -201,8 +201,10 @@ class Held:
 
 
 def stored_id(subscription_id: str) -> str:
-    """One connection may hold a subscription more than once: as `billing`, `billing#2` and so on. The part after the #
-    distinguishes the holders in calls and notifications, and is not stored."""
+    """The id that the log stores: the part before the #.
+
+    One connection may hold a subscription more than once: as `billing`, `billing#2` and so on. The part after the #
+    distinguishes the holders in calls and notifications."""
     id, mark, holder = subscription_id.partition("#")
     if mark and not 1 <= len(holder) <= HOLDER_CHARS_MAX:
         raise InvalidOptionError(

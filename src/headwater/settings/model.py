@@ -232,7 +232,7 @@ def _check_each_pattern_once(topics: tuple[TopicSettings, ...]) -> tuple[TopicSe
     seen: set[tuple[str, str]] = set()
     for topic in topics:
         if (topic.pattern, topic.dialect) in seen:
-            raise InvalidOptionError(f"there are two rules of {topic.pattern!r}", next="Keep one of them")
+            raise InvalidOptionError(f"there are two policies of {topic.pattern!r}", next="Keep one of them")
         seen.add((topic.pattern, topic.dialect))
     return topics
 

@@ -250,7 +250,7 @@ class TopicTail:
 
     def topic_counts(self, row: Callable[..., tuple[Any, ...]], *, keep: bool) -> list[TopicCount]:
         """`row` runs a named query; `keep` is for what has been committed."""
-        stored, tail = self._look(row, "topic_counts", keep=keep)
+        stored, tail = self._stored_and_tail(row, "topic_counts", keep=keep)
         counts = _topic_counts.decode(stored)
         if not tail.counts:
             return counts
@@ -258,12 +258,14 @@ class TopicTail:
         return sorted(by_topic.values(), key=lambda each: each.topic)
 
     def max_seq(self, row: Callable[..., tuple[Any, ...]], topic: str, *, keep: bool) -> int:
-        stored, tail = self._look(row, "topic_max_seq", topic, keep=keep)
+        stored, tail = self._stored_and_tail(row, "topic_max_seq", topic, keep=keep)
         counted = tail.counts.get(topic)
         return (stored or 0) if counted is None else counted.last_seq
 
-    def _look(self, row: Callable[..., tuple[Any, ...]], query: str, *params: str, keep: bool) -> tuple[Any, _Tail]:
-        """What is stored, and the tail above it."""
+    def _stored_and_tail(
+        self, row: Callable[..., tuple[Any, ...]], query: str, *params: str, keep: bool
+    ) -> tuple[Any, _Tail]:
+        """The stored answer of the query, and the counts of the messages above it."""
         tail = self._tail
         counted_to, last, mark, stored = row(query, tail.upto, *params)
         if (counted_to, mark) != (tail.counted_to, tail.mark) or tail.upto > last:

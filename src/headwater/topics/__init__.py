@@ -1,7 +1,7 @@
 """Topics and the patterns that choose among them.
 
 A topic names what a message is about (`orders.new`). A pattern says which topics a subscription, a retention
-rule or a forwarder wants: one meaning, two spellings (NATS and AMQP). A trie answers which patterns match a topic,
+policy or a forwarder wants: one meaning, two spellings (NATS and AMQP). A trie answers which patterns match a topic,
 for many patterns at once; `covers` answers whether one pattern allows all that another asks for. Everything
 here is pure: text in, answers out.
 """

@@ -131,7 +131,7 @@ class RedisTransport(BaseTransport):
         """All of them, in order; raises the errors of Redis as they are."""
 
     def _start(self, consumer: ConsumerT) -> ConsumerT:
-        """Raises TransportFailedError. `close` stops it at the latest."""
+        """Start a consumer, which `close` stops at the latest. Raises TransportFailedError."""
         with self._in_flight():
             consumer.start()
             with self._changed:

@@ -187,6 +187,7 @@ class TopicTemplate:
 
 
 def parse_template(text: object, where: str, fields: Sequence[str]) -> TopicTemplate:
+    """Check the topic of a class. `{field}` may stand for a whole token; each named field must be one of `fields`."""
     if not isinstance(text, str):
         raise InvalidOptionError(
             f"topic is text, not {quoted(text)}", where=where, next='Write it like topic="orders.new"'
