@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -36,7 +36,6 @@ from headwater.ports.records import (
     Due,
     Gap,
     Scan,
-    Selection,
     SubscriptionRecord,
     SubscriptionSpec,
     selection_of,
@@ -46,7 +45,6 @@ from headwater.ports.store import Reader, Writer
 PRIORITY_ROWS_MAX = 10_000  # how many messages are looked through for the highest priority
 KEYED_ROWS_MAX = 1_000  # how many messages may be parked behind others of their key
 RECOVERY_PAGE = 1_000
-PUBLISHED_BYTES_MAX = 16 * 1024  # claimed by the transaction that publishes, before a server has reserved room for it
 ERROR_CHARS_MAX = 2_000  # of a dead letter
 STACK_CHARS_MAX = 8_000
 DEAD_LETTER_LINES_MAX = 100  # in the application's log, of one transaction
@@ -289,13 +287,14 @@ NOTHING = Claim([])
 
 
 class ClaimResult(NamedTuple):
-    """`suspect`: a delivery whose last attempt was not settled, perhaps because it kills its consumer. `dropped`: some
-    were dropped or dead-lettered instead, so there may be more behind them. `redriven`: seqs of former dead letters."""
+    """`suspect`: a delivery whose last attempt was not settled, perhaps because it kills its consumer. `look_again`:
+    some were dropped or dead-lettered instead, or another claim was quicker, so there may be more though nothing was
+    found. `redriven`: seqs of former dead letters."""
 
     record: SubscriptionRecord
     claimed: list[Claimed]
     suspect: Claimed | None = None
-    dropped: bool = False
+    look_again: bool = False
     redriven: frozenset[int] = frozenset()
 
     @property
@@ -400,17 +399,6 @@ def claim_fresh(
     return replace(record, window=WindowState(cursor, cursor)), [Claimed(message, 1, token) for message in ready]
 
 
-def plan_published(writer: Writer, selection: Selection, room: int, after: int, saved_to: int) -> FetchPlan | None:
-    """A plan inside the transaction that publishes, of messages that are ready now. Others, and what was due before,
-    are found by the consumer's own look."""
-    if room <= 0:
-        return None
-    fresh, scanned_to = writer.scan(selection, after, room, None, PUBLISHED_BYTES_MAX)
-    if not fresh or any(message.deliver_ms is not None or message.expires_ms is not None for message in fresh):
-        return None
-    return FetchPlan(room, fresh, after, scanned_to, saved_to, True, None, has_gaps=False, is_current=True)
-
-
 def parking_room(reader: Reader, id: str, spec: SubscriptionSpec) -> int:
     """How many messages may become rows now: order by key or priority is decided among rows."""
     counts = reader.delivery_counts(id)
@@ -477,12 +465,6 @@ def is_expired(message: Message, now_ms: int) -> bool:
 
 
 # --- settling -------------------------------------------------------------------------------------------------------
-
-
-def is_row_of(claimed: Claimed, rows: Mapping[int, DeliveryRow]) -> bool:
-    """Whether its message has a row that is still of this delivery."""
-    row = rows.get(claimed.message.seq)
-    return row is not None and row.token == claimed.token and row.attempts == claimed.attempt
 
 
 def released_row(claimed: Claimed, row: DeliveryRow | None, now_ms: int, *, is_suspect: bool) -> DeliveryRow:

@@ -1,9 +1,8 @@
 """The consumer of a durable subscription in a log of this process: claims, settles, keeps its lease.
 
-Its deliveries are kept by a `Cursor`, for an exclusive subscription in seq order, or as `LeasedRows`, for all others.
-Both have the same methods: `plan` what there is to claim, beside the writer; `claim`, `take_out`, `extend` and `save`
-inside a transaction. Every verb is one transaction of the committer: it loads the subscription, which refuses a
-consumer that has lost its lease, changes deliveries, and saves the subscription with a renewed lease.
+What it has in flight is a `Cursor`, for an exclusive subscription in seq order, or `LeasedRows`, for all others. Every
+verb is one transaction of the committer: it loads the subscription, which refuses a consumer that has lost its lease,
+changes deliveries, and saves the subscription with a renewed lease.
 """
 
 from __future__ import annotations
@@ -47,10 +46,8 @@ class DurableConsumer(Consumer):
         self._name = name  # in the list of a shared subscription's consumers
         self.resumed = resumed
         self.resumed_from = resumed_from
-        self._in_flight = InFlight(engine, record, waiter, resumed.held)
-        self._state: Cursor | LeasedRows = (
-            LeasedRows(self._in_flight, record, name) if record.spec.keeps_rows else Cursor(self._in_flight, record)
-        )
+        kind = LeasedRows if record.spec.keeps_rows else Cursor
+        self._in_flight = kind(engine, record, waiter, name, resumed.held)
         self._lane = engine.filters if selection.takes_time else engine.readers
         self._is_paused = record.spec.paused_ms is not None  # as far as this process knows
         self.on_paused: Callable[[], None] | None = None  # on whichever thread learns of a pause
@@ -63,7 +60,7 @@ class DurableConsumer(Consumer):
 
     @property
     def delivered_to(self) -> int:
-        return self._state.delivered_to
+        return self._in_flight.delivered_to
 
     # --- claiming -----------------------------------------------------------------------------------------------
 
@@ -72,9 +69,9 @@ class DurableConsumer(Consumer):
         self.engine.refuse_closed()
         if self._is_paused and (yield from self._is_still_paused()):
             return None
-        submit, state = self.engine.committer.submit, self._state
+        submit, in_flight = self.engine.committer.submit, self._in_flight
         claim: Claim
-        if state.may_claim_at_once(self.engine.wakeups.announced):
+        if in_flight.may_claim_at_once(self.engine.wakeups.announced):
             claim = yield submit(partial(self._claim_at_once, limit), limit, touching=self.id, synced=False)
             self._waiter.is_stale = True  # it may have left rows that are due
             if claim.found:
@@ -86,15 +83,15 @@ class DurableConsumer(Consumer):
             raise
 
     def _look_and_claim(self, limit: int) -> Flow[int | None]:
-        submit, state = self.engine.committer.submit, self._state
+        submit, in_flight = self.engine.committer.submit, self._in_flight
         self._waiter.is_stale, self._looked_s = False, time.monotonic()
         last_place = None
         while True:
             plan = yield from self.engine.read(
-                lambda reader: state.plan(reader, limit, self.claim_bytes_max), self._lane
+                lambda reader: in_flight.plan(reader, limit, self.claim_bytes_max), self._lane
             )
             now_ms = self._now_ms()
-            times_out_ms = state.next_deadline_ms()
+            times_out_ms = in_flight.next_deadline_ms()
             # Without room, only a delivery that times out can change anything.
             row_due_ms = plan.next_due_ms if plan.room > 0 else None
             due_ms = min((ms for ms in (row_due_ms, times_out_ms) if ms is not None), default=None)
@@ -105,7 +102,7 @@ class DurableConsumer(Consumer):
                 claim = yield submit(partial(self._claim_planned, plan), plan.room, touching=self.id, synced=False)
                 self._waiter.is_stale = True  # it may have left rows that are due, such as delayed ones
             else:
-                state.skip(plan)
+                in_flight.skip(plan)
             if self._is_paused:
                 return None
             place = (plan.scanned_from, plan.saved_to)
@@ -121,13 +118,13 @@ class DurableConsumer(Consumer):
         if self._closing:  # the close has released everything, and the lease
             return NOTHING
         record = self._load(writer, hooks)
-        plan = self._state.plan_at_once(writer, limit, self.engine.wakeups.announced)
+        plan = self._in_flight.plan_at_once(writer, limit, self.engine.wakeups.announced)
         return NOTHING if plan is None else self._claim(writer, hooks, record, plan)
 
     def is_up_to_date(self) -> bool:
         if self._waiter.is_stale or time.monotonic() - self._looked_s >= FALLBACK_POLL_S:
             return False
-        if self._state.is_behind(self.engine.wakeups.last_known):
+        if self._in_flight.is_behind(self.engine.wakeups.last_known):
             return self._is_paused
         if self._is_paused:
             return True
@@ -135,7 +132,7 @@ class DurableConsumer(Consumer):
         return all(ms is None or ms > now_ms for ms in (self._look_again_ms, self._next_deadline_ms()))
 
     def _next_deadline_ms(self) -> int | None:
-        return None if self._is_paused else self._state.next_deadline_ms()
+        return None if self._is_paused else self._in_flight.next_deadline_ms()
 
     @contextlib.contextmanager
     def _standing_by(self, limit: int) -> Iterator[None]:
@@ -147,10 +144,10 @@ class DurableConsumer(Consumer):
             self.engine.wakeups.stand_down(self._waiter)
 
     def _claim_published(self, limit: int, last_seq: int, writer: Writer, hooks: TransactionHooks) -> bool:
-        if self._has_ended or self._is_paused or not self._state.may_claim_published(last_seq):
+        if self._has_ended or self._is_paused or not self._in_flight.may_claim_published(last_seq):
             return False
         record = self._load(writer, hooks)
-        plan = self._state.plan_published(writer, limit)
+        plan = self._in_flight.plan_published(writer, limit)
         return plan is not None and bool(self._claim(writer, hooks, record, plan).found)
 
     def _claim_planned(self, plan: FetchPlan, writer: Writer, hooks: TransactionHooks) -> Claim:
@@ -160,7 +157,7 @@ class DurableConsumer(Consumer):
         if record.spec.paused_ms is not None:
             return NOTHING
         now_ms = self._now_ms()
-        result, look_again = self._state.claim(writer, hooks, record, plan, now_ms, self.claim_bytes_max)
+        result = self._in_flight.claim(writer, hooks, record, plan, now_ms, self.claim_bytes_max)
         found = result.claimed
         if result.suspect is not None:
             self._in_flight.suspect = result.suspect.message.seq
@@ -168,11 +165,11 @@ class DurableConsumer(Consumer):
         gaps = writer.gaps(self.id) if plan.has_gaps else []
         if gaps:
             writer.mark_gaps_reported(self.id)
-        self._state.save(writer, result.record, now_ms)
+        self._in_flight.save(writer, result.record, now_ms)
         self._in_flight.add(hooks, found)
         self.engine.timings.note(hooks, "deliver", self.id, found, result.redriven)
         hooks.then.append(partial(self.deliver, found, gaps))
-        return Claim(found, look_again)
+        return Claim(found, result.look_again)
 
     # --- pausing ------------------------------------------------------------------------------------------------
 
@@ -219,7 +216,7 @@ class DurableConsumer(Consumer):
         """Ack inside a transaction, which may be the user's own. Returns the seqs that are not in flight any more; if
         `strict`, one such is an error."""
         record = self._load(writer, hooks)
-        held, rows = self._state.take_out(writer, hooks, settled, strict=strict)
+        held, rows = self._in_flight.take_out(writer, hooks, settled, strict=strict)
         redriven = {}
         if rows:
             writer.remove_deliveries(self.id, list(rows))
@@ -230,7 +227,7 @@ class DurableConsumer(Consumer):
             hooks.then.append(self._wake_subscription)  # the next of its key may be delivered now
         self.engine.timings.note(hooks, "ack", self.id, held, redriven)
         acked = {claimed.message.seq for claimed in held}
-        self._state.save(writer, record, self._now_ms(), acked=record.acked + len(acked))
+        self._in_flight.save(writer, record, self._now_ms(), acked=record.acked + len(acked))
         return [] if held is settled else sorted({claimed.message.seq for claimed in settled} - acked)
 
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
@@ -239,7 +236,7 @@ class DurableConsumer(Consumer):
             decision = decide_retry(self.spec.retry, claimed.attempt, now_ms, self.engine.roll(), delay_ms=delay_ms)
             record, row = self._take_out(writer, hooks, claimed)
             record = deliveries.nack_row(writer, hooks, record, claimed, row, failure, now_ms, decision)
-            self._state.save(writer, record, now_ms)
+            self._in_flight.save(writer, record, now_ms)
 
         return self.engine.write(work, touching=self.id)
 
@@ -248,7 +245,7 @@ class DurableConsumer(Consumer):
             now_ms = self._now_ms()
             record, row = self._take_out(writer, hooks, claimed)
             record = deliveries.reject_row(writer, hooks, record, claimed, row, failure, now_ms)
-            self._state.save(writer, record, now_ms)
+            self._in_flight.save(writer, record, now_ms)
 
         return self.engine.write(work, touching=self.id)
 
@@ -261,7 +258,7 @@ class DurableConsumer(Consumer):
             record, row = self._take_out(writer, hooks, claimed)
             due_ms = now_ms + self.spec.ack_wait_ms
             writer.put_deliveries(self.id, [replace(row, due_ms=due_ms, token=claimed.token)])
-            self._state.save(writer, record, now_ms)
+            self._in_flight.save(writer, record, now_ms)
 
         return self.engine.write(work, touching=self.id)
 
@@ -269,7 +266,7 @@ class DurableConsumer(Consumer):
         self, writer: Writer, hooks: TransactionHooks, claimed: Claimed
     ) -> tuple[SubscriptionRecord, DeliveryRow]:
         record, seq = self._load(writer, hooks), claimed.message.seq
-        _, rows = self._state.take_out(writer, hooks, [claimed], strict=True)
+        _, rows = self._in_flight.take_out(writer, hooks, [claimed], strict=True)
         hooks.then.append(self._wake_subscription)
         return record, rows[seq] if rows else DeliveryRow(seq, claimed.attempt, 0)
 
@@ -282,7 +279,7 @@ class DurableConsumer(Consumer):
         def work(writer: Writer, hooks: TransactionHooks) -> None:
             now_ms = self._now_ms()
             record = self._load(writer, hooks)
-            self._state.extend(writer, extended, now_ms + by_ms, strict=strict)
+            self._in_flight.extend(writer, extended, now_ms + by_ms, strict=strict)
             writer.save_subscription(deliveries.renewed(record, now_ms))
             if record.spec.mode == "shared":
                 renew_consumer(writer, self.id, self._name, now_ms, now_ms + record.spec.lease_ms)
@@ -293,10 +290,10 @@ class DurableConsumer(Consumer):
         def work(writer: Writer, hooks: TransactionHooks) -> None:
             now_ms = self._now_ms()
             record = self._in_flight.load(writer)
-            held, rows = self._state.take_out(writer, hooks, untouched, strict=False)
+            held, rows = self._in_flight.take_out(writer, hooks, untouched, strict=False)
             writer.put_deliveries(self.id, [self._unseen_row(each, rows, now_ms) for each in held])
             hooks.then.append(self._wake_subscription)
-            self._state.save(writer, record, now_ms)
+            self._in_flight.save(writer, record, now_ms)
 
         def keep(done: Completion[None]) -> None:
             if isinstance(done.error, StoreError) and not isinstance(done.error, OutcomeUnknownError):
@@ -359,7 +356,7 @@ class DurableConsumer(Consumer):
                 return
             # Looked at here, for an earlier claim may have been committed since the close was asked for.
             buffered, looked_at = set(self._unseen()), None if seen is None else set(seen)
-            held, rows = self._state.take_out(writer, hooks, [*self._in_flight.values()], strict=False)
+            held, rows = self._in_flight.take_out(writer, hooks, [*self._in_flight.values()], strict=False)
             released = []
             for claimed in held:
                 seq = claimed.message.seq
@@ -368,7 +365,7 @@ class DurableConsumer(Consumer):
                 else:
                     released.append(deliveries.unsettled_row(claimed, rows.get(seq), now_ms, vanished=vanished))
             writer.put_deliveries(self.id, released)
-            self._state.save(writer, record, now_ms, lease=release(record.lease))
+            self._in_flight.save(writer, record, now_ms, lease=release(record.lease))
             if record.spec.mode == "shared":
                 renew_consumer(writer, self.id, self._name, now_ms, now_ms)
 
