@@ -15,8 +15,8 @@ import apsw
 import pytest
 
 import headwater
-from headwater.demo import story
-from headwater.demo.traffic import publish_traffic
+from headwater.cli import demo as story
+from headwater.cli.demo import publish_traffic
 
 
 def test_bench(run, tmp_path: Path):

@@ -8,8 +8,8 @@ import re
 import pytest
 from lake_world import RunHere, World
 
+from headwater.cli.demo import publish_traffic
 from headwater.cli.pipeline import report_of
-from headwater.demo.traffic import publish_traffic
 from headwater.pipeline.columns import GOLD_SCHEMAS
 from headwater.pipeline.report import render_report
 

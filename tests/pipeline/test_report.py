@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headwater
-from headwater.demo.traffic import publish_traffic
+from headwater.cli.demo import publish_traffic
 from headwater.pipeline.columns import GOLD_SCHEMAS
 from headwater.pipeline.report import Report, charts, model, render_audit, render_report
 

@@ -52,7 +52,7 @@ _PANELS = {
     "Learn": {
         "demo": ("demo:demo", "Show the whole system in about a minute, with real processes, checked as it goes."),
         "bench": ("bench:bench", "Measure publishing and consuming on this machine, on a temporary log in DIR."),
-        "version": ("demo:version", "Show the versions of Headwater and of the libraries it uses."),
+        "version": ("config:version", "Show the versions of Headwater and of the libraries it uses."),
     },
 }
 TARGETS = {name: target for commands in _PANELS.values() for name, (target, _) in commands.items()}

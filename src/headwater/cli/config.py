@@ -1,4 +1,4 @@
-"""`headwater config`: the settings of a server here, and the source of each."""
+"""`headwater config`: the settings of a server here, and the source of each; and `headwater version`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 from headwater.cli.arguments import AsJson, Group
+from headwater.cli.main import show_version, versions
 from headwater.cli.output import say, show_list, write_document
 from headwater.cli.parameters import option
 from headwater.formats import plural
@@ -62,3 +63,11 @@ def _settings(file: str | None, profile: str | None) -> Settings:
     from headwater.settings import load_settings
 
     return load_settings(config=file, profile=profile)
+
+
+def version(as_json: AsJson = False) -> None:
+    """Show the versions of Headwater and of the libraries it uses."""
+    if as_json:
+        write_document(versions())
+    else:
+        show_version()

@@ -1,7 +1,7 @@
 """How results look: lines and tables for people, JSON for programs, plain text into a pipe.
 
-The only module of the commands that knows rich, which draws what moves: bars, status lines, live screens. Lines and
-tables do without it, because importing it takes as long as most commands.
+rich draws what moves: bars, status lines, live screens. Lines and tables do without it, because importing it takes as
+long as most commands.
 """
 
 from __future__ import annotations

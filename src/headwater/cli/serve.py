@@ -6,10 +6,12 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -20,7 +22,6 @@ from headwater.cli.config import ConfigFile, ProfileName
 from headwater.cli.output import Text, say
 from headwater.cli.parameters import argument, flag, option
 from headwater.cli.stopping import exit_code_of
-from headwater.demo import EVERYWHERE, page_of, reachable, this_command
 from headwater.errors import HeadwaterError, InvalidConfigurationError, InvalidOptionError
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _in_flags(advice: str) -> str:
 def _show_demo(given: dict[str, Any]) -> None:
     if given.keys() - {"server.host", "server.port", "server.allow_anonymous"}:
         raise InvalidOptionError("--demo brings its own log and settings", next="Give it --host and --port at most")
-    from headwater.demo.serving import run
+    from headwater.cli.demo_server import run
 
     run(given)
 
@@ -259,6 +260,31 @@ def _is_new(log: str) -> bool:
 
 
 # --- the banner -----------------------------------------------------------------------------------------------------
+
+
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+
+
+def this_command() -> str:
+    """How to call `headwater` from here."""
+    if shutil.which("headwater"):
+        return "headwater"
+    script = Path(sys.argv[0])
+    if script.name != "headwater":
+        return "python -m headwater"
+    return min(os.path.relpath(script), os.path.abspath(script), key=len)
+
+
+def reachable(url: str) -> str:
+    """An address to connect to, where the server's own stands for all that the machine has."""
+    scheme, _, address = url.partition("://")
+    host, _, port = address.rpartition(":")
+    return f"{scheme}://{EVERYWHERE.get(host.strip('[]'), host)}:{port}"
+
+
+def page_of(url: str, path: str) -> str:
+    """The same server for a browser: ws:// is http://, wss:// is https://."""
+    return url.replace("ws", "http", 1) + path
 
 
 def show_banner(server: Server, *, is_new: bool) -> None:

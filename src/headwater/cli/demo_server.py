@@ -1,10 +1,9 @@
-"""What `headwater serve --demo` shows: a server at work, with publishers and consumers that really connect to it."""
+"""`headwater serve --demo`: a server at work, with publishers and consumers that really connect to it."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import random
 import signal
@@ -15,14 +14,14 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 import headwater
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
-from headwater.demo import page_of, reachable, this_command
+from headwater.cli.demo import without_warnings
+from headwater.cli.output import Table, Text, console, is_terminal, say, table
+from headwater.cli.serve import page_of, reachable, this_command
 from headwater.server.server import Server
 from headwater.settings import load_settings
 from headwater.wiring import make_server
@@ -37,16 +36,10 @@ MAIL_ATTEMPTS, MAIL_BACKOFF_S = 3, 0.3
 
 def run(flags: Mapping[str, Any]) -> None:
     """Serve until Ctrl-C or SIGTERM. `flags` are settings by path; files and variables are not read."""
-    logger = logging.getLogger("headwater")
-    level_before = logger.level
-    logger.setLevel(logging.CRITICAL)  # the failures below are meant
-    try:
-        with tempfile.TemporaryDirectory(prefix="headwater-demo-") as folder:
-            own = {"server.port": 0, **flags, "server.log": os.path.join(folder, "demo.db")}
-            settings = load_settings(config=None, profile=None, flags=own, environment={}, directory=folder)
-            asyncio.run(show(make_server(settings)))
-    finally:
-        logger.setLevel(level_before)
+    with without_warnings(), tempfile.TemporaryDirectory(prefix="headwater-demo-") as folder:
+        own = {"server.port": 0, **flags, "server.log": os.path.join(folder, "demo.db")}
+        settings = load_settings(config=None, profile=None, flags=own, environment={}, directory=folder)
+        asyncio.run(show(make_server(settings)))
 
 
 async def show(server: Server) -> None:
@@ -161,19 +154,19 @@ class View:
         self._url = url
         self._log = log
         self._listener = listener
-        self._screen = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
 
     async def show(self) -> None:
         self._introduce()
         await self._log.retain(">", max_count=MESSAGES_KEPT)
         before = await self._look()
-        with Live(console=self._screen, auto_refresh=False, vertical_overflow="crop") as live:
+        draws = is_terminal(sys.stdout)
+        with Live(console=console(), auto_refresh=False, vertical_overflow="crop") as live:
             while True:
                 now, dead = await self._look(), (await self._log.dead_letters.statistics()).total
-                if self._screen.is_terminal:
+                if draws:
                     live.update(self._picture(before, now, dead), refresh=True)
                 else:
-                    self._screen.print(self._line(before, now, dead), soft_wrap=True)
+                    say(self._line(before, now, dead))
                     sys.stdout.flush()
                 before = now
                 await asyncio.sleep(LOOK_EVERY_S)
@@ -194,7 +187,7 @@ class View:
         browser = Text.assemble("or ", (page_of(url, "/"), "cyan"), " in a browser")
         lines = [title, Text("Try in another terminal (Ctrl-C here ends it all):", "dim")]
         for line in [*lines, *(Text(f"  {each}") for each in commands), browser, Text()]:
-            self._screen.print(line, soft_wrap=True)
+            say(line)
 
     async def _look(self) -> Sample:
         return Sample(time.monotonic(), await self._log.statistics(), self._listener.heard)
@@ -212,16 +205,16 @@ class View:
         total = Text(f"{published} published, {now.log.messages:,} messages, {connections}", "dim")
         return Group(self._topics(before, now), "", self._readers(before, now, dead), "", total)
 
-    def _topics(self, before: Sample, now: Sample) -> RenderableType:
-        shown = columns("topic", ">published", ">messages")
+    def _topics(self, before: Sample, now: Sample) -> Table:
+        shown = table("topic", ">published", ">messages")
         had = {topic.topic: topic.count for topic in before.log.topics}
         for topic in now.log.topics:
             speed = rate(before, now, had.get(topic.topic, 0), topic.count)
             shown.add_row(Text(topic.topic, "cyan"), speed, f"{topic.count:,}")
         return shown
 
-    def _readers(self, before: Sample, now: Sample, dead: int) -> RenderableType:
-        shown = columns("reader", "topics", "kind", ">handled", ">lag", ">dead", "")
+    def _readers(self, before: Sample, now: Sample, dead: int) -> Table:
+        shown = table("reader", "topics", "kind", ">handled", ">lag", ">dead", "")
         acked = {each.id: each.acked for each in before.log.subscriptions}
         for each in now.log.subscriptions:
             speed = rate(before, now, acked.get(each.id, 0), each.acked)
@@ -232,14 +225,6 @@ class View:
         last = Text(self._listener.last, "dim")
         shown.add_row(Text("display", "cyan"), LiveClient.pattern, "live", heard, "-", "-", last)
         return shown
-
-
-def columns(*names: str) -> Table:
-    """Names that begin with '>' are those of numbers."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
-    for name in names:
-        made.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
-    return made
 
 
 def rate(before: Sample, now: Sample, had: int, has: int) -> str:
