@@ -1,5 +1,6 @@
 """Dead letters on their way again."""
 
+import queue
 from typing import Any
 
 import pytest
@@ -178,6 +179,16 @@ def test_redriving_to_a_topic_publishes_anew(log: Log, mode: Any, clock: ManualC
     assert (message.headers, message.from_, message.to, message.priority) == ({"h": 1}, "me", "you", 3)
     assert message.expires_at is None, "or it would be dead again at once"
     assert message.id != "given"
+
+
+def test_a_letter_redriven_to_a_topic_was_published_before_the_next_live_callback(log: Log, mode: Any) -> None:
+    subscription = dead(log, mode)
+    log.dead_letters.redrive(to_topic="again")
+    heard: queue.Queue[object] = queue.Queue()
+    log.live.subscribe("x", "again", lambda message: heard.put(message.data))
+    log.publish("again", "new")
+    assert heard.get(timeout=30) == "new"
+    subscription.close()
 
 
 def test_redriving_to_a_bad_topic_keeps_the_letters(log: Log, mode: Any) -> None:

@@ -81,6 +81,18 @@ async def test_what_another_process_writes_is_heard_too(serve: Serve) -> None:
         assert (await client.note("rpc.notification"))["data"] == "by another log object"
 
 
+async def test_what_another_process_wrote_long_before_is_not_heard(serve: Serve) -> None:
+    """No consumer waited, so that the server has not noticed it."""
+    clock = ManualClock()
+    async with serve(clock=clock) as server, connect(server) as client:
+        async with headwater.open_async("log.db", clock=clock) as log:  # not through the server
+            await log.publish_many([("a", "before")] * 3)
+        clock.advance(60)
+        await client.call("rpc.subscribe", {"topic": "a"})
+        await client.publish("a", "after")
+        assert (await client.note("rpc.notification"))["data"] == "after"
+
+
 async def test_a_message_too_large_for_the_frames_of_clients_stops_no_other_client(serve: Serve) -> None:
     async with serve(limits_frame_bytes=4_096) as server, connect(server) as client:
         await client.call("rpc.subscribe", {"topic": "a"})

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args
 import msgspec
 
 from headwater.arguments import INT64_MAX, check_choice, check_optional_text, check_whole
+from headwater.broker.committer import TransactionHooks, append
 from headwater.broker.deliveries import Failure, dead_letter, dead_letters_by_id, replace
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow
@@ -20,7 +21,7 @@ from headwater.delivery.filters import parse_regex
 from headwater.delivery.retry import REASONS, Reason
 from headwater.errors import HeadwaterError, InvalidDataError, InvalidOptionError, UnknownDeadLetterError
 from headwater.formats import iso, ms_of_iso
-from headwater.message import Message, MessageDocument, check_limits, copy_draft, from_document, to_document
+from headwater.message import Draft, Message, MessageDocument, check_limits, copy_draft, from_document, to_document
 from headwater.ports.records import (
     DeadLetter,
     DeadLetterQuery,
@@ -197,7 +198,7 @@ class DeadLetters:
                 failed.update(bad)
             elif ids:
                 done, bad = yield from self._engine.write(
-                    lambda writer, hooks, ids=ids: self._redrive(writer, ids, to_topic)  # type: ignore[misc]
+                    lambda writer, hooks, ids=ids: self._redrive(writer, hooks, ids, to_topic)  # type: ignore[misc]
                 )
                 redriven += done
                 failed.update(bad)
@@ -205,9 +206,12 @@ class DeadLetters:
             self._engine.wakeups.wake_all()
         return RedriveResult(redriven, failed)
 
-    def _redrive(self, writer: Writer, ids: Sequence[int], to_topic: str | None) -> tuple[int, dict[int, str]]:
+    def _redrive(
+        self, writer: Writer, hooks: TransactionHooks, ids: Sequence[int], to_topic: str | None
+    ) -> tuple[int, dict[int, str]]:
         now_ms = self._engine.clock.now_ms()
         failed: dict[int, str] = {}
+        drafts: list[Draft] = []
         letters = _refusals(dead_letters_by_id(writer, ids), to_topic, writer)
         for letter, why in letters:
             counted = replace(letter, redrives=letter.redrives + 1)
@@ -215,12 +219,14 @@ class DeadLetters:
                 failed[letter.id] = why
                 writer.save_dead_letters([replace(counted, redrive_error=why)])
             elif to_topic is not None:
-                writer.append([copy_draft(letter.message, check_topic(to_topic))], now_ms, self._engine.dedupe)
+                drafts.append(copy_draft(letter.message, check_topic(to_topic)))
                 writer.remove_dead_letters([letter.id])
             else:
                 writer.save_dead_letters([replace(counted, redriving=True, redrive_error=None)])
                 row = DeliveryRow(letter.message.seq, 0, now_ms, 0, letter.message.priority, None, letter.id)
                 writer.put_deliveries(letter.subscription, [row])
+        if drafts:
+            append(writer, hooks, drafts, now_ms, self._engine.dedupe)
         return len(letters) - len(failed), failed
 
     def purge(self, dry_run: bool = False, **given: Unpack[GroupFilter]) -> Flow[int]:

@@ -11,6 +11,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING
 
 from headwater.broker.flow import run_async
+from headwater.broker.live import JUST_BEFORE_MS
 from headwater.broker.log import LocalLog
 from headwater.broker.tail_consumer import TailConsumer
 from headwater.errors import ClosedError, HeadwaterError, TooLargeError
@@ -46,6 +47,7 @@ class LiveHub:
         self._subscriptions: dict[Connection, dict[str, LiveSubscription]] = {}
         self._follower: asyncio.Task[None] | None = None
         self._tail: TailConsumer | None = None
+        self._closed = False
 
     def __len__(self) -> int:
         return sum(map(len, self._subscriptions.values()))
@@ -58,8 +60,8 @@ class LiveHub:
         most = connection.context.limits.subscriptions_per_connection
         if len(own.keys() | {pattern.text for pattern in patterns}) > most:
             raise TooLargeError(f"more than {most} live subscriptions on one connection", next="Use wider patterns")
-        self._follow()
-        after = self._core.engine.wakeups.announced
+        after = self._core.engine.wakeups.last_known
+        self._follow(after)
         for pattern in patterns:
             if pattern.text not in own:
                 subscription = own[pattern.text] = LiveSubscription(connection, pattern, after)
@@ -79,11 +81,27 @@ class LiveHub:
     def patterns(self, connection: Connection) -> list[Pattern]:
         return [subscription.pattern for subscription in self._subscriptions.get(connection, {}).values()]
 
-    def _follow(self) -> None:
-        if self._tail is None:
-            engine = self._core.engine
-            self._tail = TailConsumer(engine, "live", SubscriptionSpec(">"), engine.wakeups.announced)
-            self._follower = asyncio.create_task(self._run(self._tail), context=Context())  # of no source
+    def _follow(self, after: int) -> None:
+        """From there on, but from no message that is older than JUST_BEFORE_MS; see `broker.live.LiveFeed`."""
+        if self._follower is None:
+            since_ms = self._core.engine.clock.now_ms() - JUST_BEFORE_MS
+            self._follower = asyncio.create_task(self._begin(after, since_ms), context=Context())  # of no source
+
+    async def _begin(self, after: int, since_ms: int) -> None:
+        engine = self._core.engine
+        while not self._closed:
+            try:
+                before = await run_async(engine.read(lambda reader: reader.seq_before(since_ms)))
+            except ClosedError:
+                return
+            except HeadwaterError as exc:
+                logger.warning("the live feed tries again: %s", exc)
+                await asyncio.sleep(RETRY_S)
+            else:
+                if not self._closed:
+                    self._tail = TailConsumer(engine, "live", SubscriptionSpec(">"), max(after, before))
+                    await self._run(self._tail)
+                return
 
     async def _run(self, tail: TailConsumer) -> None:
         while True:
@@ -113,6 +131,7 @@ class LiveHub:
                     await asyncio.sleep(0)  # for the other connections
 
     async def close(self) -> None:
+        self._closed = True
         if self._tail is not None:
             await run_async(self._tail.close())
         if self._follower is not None:
