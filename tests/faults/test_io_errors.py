@@ -164,6 +164,19 @@ def test_a_failed_sync_is_never_taken_for_a_commit(desk: Desk, clock: Clock | No
     assert [message.data for message in desk.elsewhere().subscribe("s", ">").fetch(10)] == [1, 4]
 
 
+@pytest.mark.parametrize("clock", [None, SystemClock()], ids=["by the writer", "at once"])
+def test_a_sync_that_failed_once_is_reported(desk: Desk, clock: Clock | None) -> None:
+    """A second sync would tell nothing: the kernel may have dropped what it could not write."""
+    log = desk.open(clock=clock)
+    log.publish("a", 1)
+    for publish in (lambda: log.publish("a", 2), lambda: log.publish_many([("a", 3), ("a", 4)])):
+        desk.vfs.fail_at("sync", 1)
+        with pytest.raises(InputOutputError):
+            publish()
+    assert log.publish("a", 5) == 2
+    assert [message.data for message in desk.elsewhere().subscribe("s", ">").fetch(10)] == [1, 5]
+
+
 def test_a_failed_checkpoint_harms_nothing(desk: Desk) -> None:
     """Publishing on until the WAL is full makes SQLite checkpoint after a commit; that failing is not the commit's."""
     log = desk.open()
