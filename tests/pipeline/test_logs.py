@@ -32,7 +32,6 @@ from headwater.pipeline.logs import (
     backend_of,
     derived_ids,
     header_maps,
-    log_name,
     log_path,
     open_reader,
     read_range,
@@ -495,7 +494,7 @@ def test_in_postgres_patterns_choose_and_a_missing_log_is_reported(postgres_log:
         ]
     for url in (f"{postgres_log}?schema=other", postgres_log.replace("/log_", "/none_")):
         named = url.replace("postgres@", "postgres:secret@")
-        assert "secret" not in log_name(named)
+        assert "secret" not in backend_of(named).name
         for look in (rows_of, as_the_log_says):
             with pytest.raises(StoreError) as refusal:
                 look(named)

@@ -47,7 +47,7 @@ from headwater.errors import (
 from headwater.message import DATA_BYTES_MAX, Draft, Message
 from headwater.pipeline import sink
 from headwater.pipeline.columns import MESSAGE_SCHEMA, spark_schema
-from headwater.pipeline.logs import backend_of, open_snapshot
+from headwater.pipeline.logs import backend_of
 from headwater.pipeline.sink import (
     IGNORED,
     LEFTOVER_MS,
@@ -610,7 +610,7 @@ def test_in_postgres_a_batch_write_has_the_time_of_the_database(postgres_schema_
     writer = BatchWriter({"path": postgres_schema_url}, PLAIN)
     writer.commit([writer.write(arrow_rows(1))])
     assert published(postgres_schema_url) == [1]
-    with open_snapshot(postgres_schema_url) as snapshot:
+    with backend_of(postgres_schema_url).snapshot() as snapshot:
         sql = "SELECT abs(published_at - (extract(epoch FROM now()) * 1000)::bigint) < 60000 FROM messages"
         assert snapshot.query(sql, ()) == [(True,)]
 

@@ -19,10 +19,10 @@ from headwater.delivery.retention import merged
 from headwater.errors import CorruptError, ReadOnlyError, StoreError
 from headwater.formats import iso
 from headwater.pipeline.columns import LAKE_SCHEMA, MESSAGE_SCHEMA
-from headwater.pipeline.delta import LOG, Table, entry_versions, is_whole_entry, last_checkpoint
-from headwater.pipeline.frames import files_frame
+from headwater.pipeline.delta import LOG, Table, entry_path, entry_versions, is_whole_entry, last_checkpoint
 from headwater.pipeline.lake import BRONZE, QUARANTINE, SILVER, Lake
-from headwater.pipeline.logs import log_identity, log_name, open_reader
+from headwater.pipeline.logs import backend_of, log_identity, open_reader
+from headwater.pipeline.sql import files_frame
 from headwater.pipeline.status_file import write_verdict
 from headwater.pipeline.storage import DataFile, Storage
 
@@ -64,7 +64,7 @@ def audit(spark: SparkSession, lake: Lake, log: str, on_step: Step = lambda step
     began = time.monotonic()
     on_step("files")
     checks = [_check_entries(lake)]
-    document: dict[str, Any] = {"log": log_name(log), "lake": lake.name, "lake_seq": 0}
+    document: dict[str, Any] = {"log": backend_of(log).name, "lake": lake.name, "lake_seq": 0}
     try:
         lake.check_log(log_identity(log))
         position = _position(log, lake.subscription)  # before bronze: a concurrent run moves both
@@ -133,7 +133,7 @@ def _check_entries(lake: Lake) -> dict[str, Any]:
         try:
             first, last = _entries_needed(lake.storage, name)
             entries += last - first + 1
-            wanted = [f"{name}/{LOG}/{version:020d}.json" for version in range(first, last + 1)]
+            wanted = [entry_path(name, version) for version in range(first, last + 1)]
             with ThreadPoolExecutor(THREADS) as pool:
                 found = pool.map(lambda path: _entry_problem(lake.storage, path), wanted)
             problems += [problem for problem in found if problem]
@@ -220,7 +220,7 @@ def _compare(
 ) -> Comparison:
     upto = bronze.transaction()
     on_step("bronze")
-    ours = files_frame(spark, bronze.storage, BRONZE, readable, LAKE_SCHEMA).where(F.col("seq") <= upto)
+    ours = files_frame(spark, bronze, readable, LAKE_SCHEMA).where(F.col("seq") <= upto)
     our_prints = fingerprints(ours)
     on_step("log")
     reader = spark.read.format("headwater").option("path", log).option("failOnDataLoss", "false")
@@ -336,7 +336,7 @@ def _check_position(found: Comparison) -> dict[str, Any]:
         return _check(name, None, "the log has no position of this lake: nothing to compare with")
     if found.position <= upto:
         return _check(name, True, f"the lake's position in the log is {found.position:,}, bronze goes up to {upto:,}")
-    entry = f"{BRONZE}/{LOG}/{found.bronze.version + 1:020d}.json"
+    entry = entry_path(BRONZE, found.bronze.version + 1)
     what = f"the lake's position in the log is {found.position:,}, and bronze goes only up to {upto:,}: {entry} is gone"
     return _check(name, False, what)
 

@@ -194,13 +194,9 @@ class Table:
         return True
 
     def _written(self, rows: pa.Table) -> list[DataFile]:
-        writer = TableWriter(self.storage, self.name, by_day="day" in rows.schema.names)
-        try:
+        with TableWriter(self.storage, self.name, by_day="day" in rows.schema.names) as writer:
             writer.write(rows.combine_chunks())
             return writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
 
     def commit(
         self,
@@ -326,14 +322,14 @@ class Table:
 
     def _after_commit(self) -> Table:
         after = Table(self.storage, self.name)
-        entries = range(self.version + 1, after.version + 1)
-        after.storage.sync(f"{self.name}/{LOG}/{version:020d}.json" for version in entries)
+        made = range(self.version + 1, after.version + 1)
+        after.storage.sync(entry_path(self.name, version) for version in made)
         return after
 
     def sync_entry(self) -> None:
         """Make the newest commit durable, whichever process made it."""
         if self.exists:
-            self.storage.sync([f"{self.name}/{LOG}/{self.version:020d}.json"])
+            self.storage.sync([entry_path(self.name, self.version)])
 
     def _check_files(self, add: Sequence[DataFile], remove: Sequence[DataFile]) -> None:
         """delta-rs takes files that are not there, and paths that the table has or has not."""
@@ -381,6 +377,10 @@ class Table:
         return [] if self._delta is None else list(self._delta.history(limit))
 
 
+def entry_path(name: str, version: int) -> str:
+    return f"{name}/{LOG}/{version:020d}.json"
+
+
 def entry_versions(storage: Storage, name: str) -> list[int]:
     """The versions whose entries are in a table's log, ascending."""
     names = storage.names(f"{name}/{LOG}")
@@ -411,7 +411,7 @@ def rename_torn_entries(storage: Storage, name: str) -> None:
     """After a power loss the newest entries may be empty or cut off. They were not synced, so the log's position has
     not moved on by them, and the run makes them again."""
     for version in reversed(entry_versions(storage, name) if storage.is_local else []):
-        path = Path(storage.root, name, LOG, f"{version:020d}.json")
+        path = Path(storage.root, entry_path(name, version))
         if is_whole_entry(path.read_bytes()):
             return
         path.rename(path.with_name(f"{path.name}.torn"))

@@ -103,10 +103,10 @@ class Lake:
             )
         return at
 
-    def table_at(self, name: str, at: dt.datetime) -> Table:
-        """The table as it was at a time, if all its files are still there."""
+    def table_at(self, name: str, at: dt.datetime | None) -> Table:
+        """The table as it is now, or was at a time, if all its files of that time are still there."""
         table = self.table(name, at)
-        if not table.exists or self._has_files(table):
+        if at is None or not table.exists or self._has_files(table):
             return table
         history = {each["version"]: each for each in self.table(name).history()}
         later = range(table.version + 1, max(history) + 1)
@@ -382,8 +382,7 @@ def _groups(files: Sequence[DataFile], *, everything: bool) -> Iterator[list[Dat
 def _rewrite(table: Table, group: Sequence[DataFile]) -> Table:
     """Replaces several files by one, after a check of each: a copy of a damaged file would seem intact."""
     storage = table.storage
-    writer = TableWriter(storage, table.name, by_day=group[0].day is not None)
-    try:
+    with TableWriter(storage, table.name, by_day=group[0].day is not None) as writer:
         for file in group:
             path = f"{table.name}/{file.path}"
             if not table.is_intact(file):
@@ -395,9 +394,6 @@ def _rewrite(table: Table, group: Sequence[DataFile]) -> Table:
             for rows in read_rows(storage, path, table.schema, file.day):
                 writer.write(rows)
         written = writer.finish()
-    except BaseException:
-        writer.abandon()
-        raise
     if sum(file.rows for file in written) != sum(file.rows for file in group):
         raise CorruptError("the files hold other rows than the table lists", where=storage.uri(table.name))
     return table.commit(written, remove=group, transaction=None, metadata={JOB: "optimize"}, data_change=False)

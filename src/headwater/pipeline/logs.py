@@ -12,7 +12,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -186,22 +186,14 @@ def log_path(url: str) -> str:
     return os.path.abspath(path)
 
 
-def log_name(path: str) -> str:
-    return backend_of(path).name
-
-
 def log_identity(path: str) -> Identity:
-    with open_snapshot(path) as snapshot:
+    with backend_of(path).snapshot() as snapshot:
         return snapshot.identity
-
-
-def open_snapshot(path: str) -> AbstractContextManager[Snapshot]:
-    return backend_of(path).snapshot()
 
 
 @contextmanager
 def open_reader(path: str) -> Iterator[Reader]:
-    with open_snapshot(path) as snapshot:
+    with backend_of(path).snapshot() as snapshot:
         yield snapshot.reader
 
 
@@ -221,14 +213,11 @@ def identity_of(query: Query, schema_version: int, name: str, address: str) -> I
 def transact(store: Store, change: Callable[[Writer], _Answer], *, alone: bool = False) -> _Answer:
     """Run `change` in a transaction, and again if it lost a conflict, which leaves nothing of it. `alone` if it adds a
     subscription."""
-    for tries_left in reversed(range(WRITE_TRIES_MAX)):
-        try:
-            with store.write(alone=alone) as writer:
-                return change(writer)
-        except ConflictError:
-            if not tries_left:
-                raise
-    raise AssertionError("unreachable")
+    for _ in range(WRITE_TRIES_MAX - 1):
+        with suppress(ConflictError), store.write(alone=alone) as writer:
+            return change(writer)
+    with store.write(alone=alone) as writer:
+        return change(writer)
 
 
 # --- questions to a snapshot ------------------------------------------------------------------------------------------
@@ -243,7 +232,7 @@ def seq_after(snapshot: Snapshot, after: int) -> int | None:
 def seq_of_nth(path: str, asked: Range, condition: Condition, n: int) -> int | None:
     """The seq of the n-th message of a range that fits; None if there are fewer."""
     for after in range(asked.after, asked.upto, COUNTED_SEQS):
-        with open_snapshot(path) as snapshot:
+        with backend_of(path).snapshot() as snapshot:
             topic = snapshot.dialect.text.format("topic")
             sql = f"SELECT seq, {topic} FROM messages WHERE seq > ? AND seq <= ? AND ({condition.sql}) ORDER BY seq"
             rows = snapshot.query(sql, (after, min(after + COUNTED_SEQS, asked.upto), *condition.params))
@@ -571,7 +560,7 @@ def read_table(
         yield from _stored_table(path, table, schema, *_STORED[table], after)
         return
     observed_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    with open_snapshot(path) as snapshot:
+    with backend_of(path).snapshot() as snapshot:
         rows = [{**row, "observed_ms": observed_ms} for row in _observed(snapshot, table, observed_ms)]
     names = [f"{each.name.removesuffix('_at')}_ms" if each.type == TIME else each.name for each in schema]
     columns = [[row[name] for row in rows] for name in names]
@@ -583,7 +572,7 @@ def _stored_table(
 ) -> Iterator[pa.RecordBatch]:
     after = after or tuple("" if schema.field(name).type == pa.string() else -1 for name in key)
     while True:
-        with open_snapshot(path) as snapshot:  # a new one for each page: no transaction waits for the consumer
+        with backend_of(path).snapshot() as snapshot:  # a new one for each page: no transaction waits for the consumer
             text = snapshot.dialect.text
             names = [text.format(each.name) if each.type == pa.string() else f'"{each.name}"' for each in schema]
             rows = snapshot.query(

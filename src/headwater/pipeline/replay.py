@@ -18,10 +18,9 @@ from headwater.errors import ConflictError, InvalidInputError, InvalidOptionErro
 from headwater.message import HEADER_FIELDS, PublishOptions, make_draft
 from headwater.pipeline.columns import COLUMNS, REPLAYS_SCHEMA
 from headwater.pipeline.delta import CHECKPOINT_COMMITS
-from headwater.pipeline.frames import frame
 from headwater.pipeline.lake import BRONZE, REPLAYS, Lake
 from headwater.pipeline.run import NO_PROGRESS, Progress
-from headwater.pipeline.sql import sql_error
+from headwater.pipeline.sql import frame, sql_error
 from headwater.topics import check_topic
 
 BATCH_MESSAGES = 1_000

@@ -39,7 +39,7 @@ from headwater.errors import (
 )
 from headwater.message import DATA_BYTES_MAX, Draft, PublishOptions, make_draft
 from headwater.pipeline.columns import COLUMNS, MESSAGE_SCHEMA, spark_schema
-from headwater.pipeline.logs import POSTGRES, Durability, backend_of, log_name, log_path, transact
+from headwater.pipeline.logs import POSTGRES, Durability, backend_of, log_path, transact
 from headwater.pipeline.options import Options, one_of, whole
 from headwater.ports.clock import SystemClock
 from headwater.ports.store import Writer
@@ -171,7 +171,7 @@ def _staging_folder(path: str, named: str) -> str:
     if not path.startswith(POSTGRES):
         return f"{path}-staging"
     user = os.getuid() if hasattr(os, "getuid") else 0
-    digest = hashlib.sha256(log_name(path).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(backend_of(path).name.encode()).hexdigest()[:16]
     folder = os.path.join(tempfile.gettempdir(), f"headwater-staging-{user}-{digest}")
     if os.path.exists(folder) and os.stat(folder).st_uid != user:
         raise InputOutputError(

@@ -27,10 +27,9 @@ from headwater.pipeline.logs import (
     PARTITIONS_MAX,
     Condition,
     Range,
-    log_name,
+    backend_of,
     log_path,
     open_reader,
-    open_snapshot,
     read_range,
     read_table,
     seq_after,
@@ -202,7 +201,7 @@ class MessagesReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        with open_snapshot(options.path) as snapshot:
+        with backend_of(options.path).snapshot() as snapshot:
             last = snapshot.reader.last_seq()
             upto = last if options.ending_seq is None else min(options.ending_seq, last)
             asked = Range(starting_after(snapshot.reader, options), upto).overlap(self._condition.seqs)
@@ -237,7 +236,7 @@ def starting_after(reader: Reader, options: SourceOptions) -> int:
     if runs:
         raise InvalidOptionError(
             f"of what startingSeq asks for, retention has deleted {_messages(runs)}",
-            where=log_name(options.path),
+            where=backend_of(options.path).name,
             next="Start at what is there with startingSeq=earliest, or read on without them with failOnDataLoss=false",
         )
     return max(0, first - 1)

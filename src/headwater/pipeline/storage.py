@@ -244,12 +244,20 @@ def read_rows(
 
 
 class TableWriter:
-    """Writes rows of one table into files, one for each day where the table is partitioned by day."""
+    """Writes rows of one table into files, one for each day where the table is partitioned by day. As a context manager
+    it leaves nothing behind when an exception ends the block."""
 
     def __init__(self, storage: Storage, table: str, *, by_day: bool = False) -> None:
         self._storage, self._table, self._by_day = storage, table, by_day
         self._open: dict[str | None, _OpenFile] = {}
         self._finished: list[DataFile] = []
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is not None:
+            self.abandon()
 
     def write(self, rows: pa.RecordBatch | pa.Table) -> None:
         """A `day` column, if rows have one, decides their day; otherwise `published_at` does."""
