@@ -1,7 +1,5 @@
-"""One Spark session for all tests of the pipeline: in this process, through Spark Connect, or on a cluster; and logs.
-
-ADBC and APSW must not have the same file open in one process, so the logs are closed when a test gets them.
-"""
+"""One Spark session for all tests of the pipeline, in this process, through Spark Connect, or on a cluster; empty logs,
+and lakes on S3."""
 
 from __future__ import annotations
 
@@ -10,20 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import apsw
-import psycopg
 import pytest
-from psycopg import sql
 from pyspark.sql import SparkSession
 from s3_server import S3Server
+from small_logs import new_log
 
 import headwater
-from headwater.message import Message
-from headwater.pipeline.logs import open_reader
 from headwater.pipeline.session import end_jvm, session
-from headwater.ports.records import Selection
-from headwater.stores.sqlite import SqliteStore
-from headwater.topics import parse_pattern
 
 HERE = Path(__file__).parent
 FIRST_QUERIES_S_MAX = 300  # the first test pays for the start of Spark, on a machine that has other things to do
@@ -68,38 +59,7 @@ def spark(
         yield made
 
 
-# --- logs -------------------------------------------------------------------------------------------------------------
-
-Insert = Callable[[str, list[dict[str, Any]]], None]
-
-
-def insert(path: str, rows: list[dict[str, Any]]) -> None:
-    """Rows of the table `messages`, put in with plain SQL, all in one transaction."""
-    if path.startswith("postgres://"):
-        insert_into_postgres(path, rows)
-        return
-    connection = apsw.Connection(path)
-    with connection:
-        for row in rows:
-            names = ", ".join(f'"{name}"' for name in row)
-            values = ", ".join("CAST(? AS TEXT)" if isinstance(value, bytes) else "?" for value in row.values())
-            connection.execute(f"INSERT INTO messages ({names}) VALUES ({values})", tuple(row.values()))
-    connection.close()
-
-
-def insert_into_postgres(url: str, rows: list[dict[str, Any]]) -> None:
-    with psycopg.connect(url) as connection:
-        for row in rows:
-            names = sql.SQL(", ").join(map(sql.Identifier, row))
-            marks = sql.SQL(", ").join(sql.SQL("%s") for _ in row)
-            connection.execute(
-                sql.SQL("INSERT INTO headwater.messages ({}) VALUES ({})").format(names, marks), list(row.values())
-            )
-
-
-def new_log(path: Path) -> str:
-    SqliteStore(path, durability="relaxed").close()
-    return str(path)
+# --- logs and lakes ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -121,30 +81,18 @@ def any_log(request: pytest.FixtureRequest) -> str:
     return place
 
 
-@pytest.fixture(scope="session")
-def put() -> Insert:
-    return insert
+@pytest.fixture
+def lake_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[S3Server], str]:
+    """The url of a new lake on a server; this process and its children have the credentials."""
+
+    def new_lake(server: S3Server) -> str:
+        for name, value in server.lake_environment.items():
+            monkeypatch.setenv(name, value)
+        return server.new_lake()
+
+    return new_lake
 
 
-@pytest.fixture(scope="session")
-def make_log() -> Callable[[Path], str]:
-    return new_log
-
-
-@pytest.fixture(scope="session")
-def messages_in() -> Callable[[Path | str], list[Message]]:
-    return all_messages
-
-
-def all_messages(log: Path | str) -> list[Message]:
-    """What a log holds that a sink wrote; nothing if there is no such file."""
-    if isinstance(log, Path) and not log.exists():
-        return []
-    found: list[Message] = []
-    with open_reader(str(log)) as reader:
-        after, last = 0, reader.last_seq()
-        while after < last:
-            scan = reader.scan(Selection(parse_pattern(">")), after, 10_000)
-            found += scan.messages
-            after = scan.scanned_to
-    return found
+@pytest.fixture
+def s3_lake(s3: S3Server, lake_on: Callable[[S3Server], str]) -> str:
+    return lake_on(s3)

@@ -1,4 +1,4 @@
-"""A log and its lake without Spark, for tests of runs; and what plain Python makes of the same messages."""
+"""A lake made from a log without Spark, for tests; and what plain Python makes of the same messages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pyarrow as pa
 import pytest
+from small_logs import put
 
 import headwater
 from headwater.message import derived_id
@@ -28,6 +28,7 @@ from headwater.pipeline.types import Types, load_types
 
 ORDER = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
 STRICT = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer", "maximum": 3}}}
+NO_TYPES = Types()
 LONG_AGO_MS = int(dt.datetime(2001, 2, 3, 4, 5, tzinfo=dt.UTC).timestamp() * 1000)
 
 
@@ -49,6 +50,9 @@ class RunHere(Run):
     between: Callable[[], object] = staticmethod(lambda: None)
     tasks_run = 0
 
+    def __init__(self, lake: Lake, log: str, types: Types = NO_TYPES) -> None:
+        super().__init__(lake, log, types, lambda short: pytest.fail("Spark is started"))
+
     def _run(self, tasks: list[Task], done: int | None) -> list[TaskResult]:
         RunHere.tasks_run += len(tasks)
         written = list(_elsewhere.map(run_task, tasks))
@@ -65,12 +69,20 @@ class RunHere(Run):
             self._position._store.close()
 
 
+def make_lake(log: Path, folder: Path) -> Lake:
+    """Bring the lake up to the log."""
+    lake = Lake.open(folder, create=True)
+    with RunHere(lake, str(log)) as run:
+        run.once()
+    return lake
+
+
 class World:
     def __init__(self, folder: Path, lake: str | Path | None = None) -> None:
         self.folder = folder
         self.log = str(folder / "events.db")
         self.lake_path = lake or folder / "lake"
-        self.types = Types()
+        self.types = NO_TYPES
         with self.open():
             pass
 
@@ -83,9 +95,7 @@ class World:
 
     def insert(self, topic: str, data: str, **columns: Any) -> None:
         """Past all checks, as with an SQL shell."""
-        named = {"topic": topic, "data": data, "checked": 2, **columns}
-        names, marks = ", ".join(f'"{name}"' for name in named), ", ".join("?" * len(named))
-        apsw.Connection(self.log).execute(f"INSERT INTO messages ({names}) VALUES ({marks})", tuple(named.values()))
+        put(self.log, [{"topic": topic, "data": data, "checked": 2, **columns}])
 
     def publish_all_kinds(self) -> None:
         """Of each kind that some table treats in its own way."""
@@ -117,7 +127,7 @@ class World:
             return run.result
 
     def new_run(self) -> RunHere:
-        return RunHere(self.lake, self.log, self.types, lambda short: nullcontext())  # type: ignore[arg-type,return-value]
+        return RunHere(self.lake, self.log, self.types)
 
     def killed_run(self, kill_at: int, act: Callable[[Run], object] | None = None) -> bool:
         """Whether there were so many commits. The commit is done; its answer is not heard."""

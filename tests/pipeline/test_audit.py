@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lake_world import RunHere
+from lake_world import World
 from pyspark.sql import SparkSession
 
-import headwater
 from headwater.delivery.retention import merged
 from headwater.errors import ReadOnlyError
 from headwater.pipeline.audit import BUCKET_SEQS, SeqRange, audit, count_of, in_both, spans_held, without
@@ -25,7 +23,6 @@ from headwater.pipeline.columns import MESSAGE_SCHEMA
 from headwater.pipeline.delta import LOG
 from headwater.pipeline.lake import BRONZE, QUARANTINE, SILVER, Lake
 from headwater.pipeline.storage import DataFile, TableWriter
-from headwater.pipeline.types import Types
 
 MESSAGES = 30
 NAMES = [
@@ -41,25 +38,12 @@ NAMES = [
 ]
 
 
-class Audited:
+class Audited(World):
     """A log of 30 messages in three runs, and its lake; what a test does to the lake, the audit has to find."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.spark, self.log, self.path = spark, str(folder / "events.db"), folder / "lake"
-
-    @property
-    def lake(self) -> Lake:
-        return Lake.open(self.path)
-
-    def open(self) -> headwater.Log:
-        return headwater.open(self.log, maintenance_interval=None)
-
-    def new_run(self) -> RunHere:
-        return RunHere(Lake.open(self.path, create=True), self.log, Types(), lambda short: nullcontext())  # type: ignore[arg-type,return-value]
-
-    def run(self) -> None:
-        with self.new_run() as run:
-            run.ingest(run._last_seq)
+        super().__init__(folder)
+        self.spark, self.path = spark, folder / "lake"
 
     def audit(self) -> dict[str, Any]:
         """The document; it must be the one that the lake keeps."""
@@ -89,9 +73,9 @@ class Audited:
         return new
 
     def write(self, rows: pa.Table) -> list[DataFile]:
-        writer = TableWriter(self.lake.storage, BRONZE, by_day=True)
-        writer.write(rows)
-        return writer.finish()
+        with TableWriter(self.lake.storage, BRONZE, by_day=True) as writer:
+            writer.write(rows)
+            return writer.finish()
 
 
 def failures(document: dict[str, Any]) -> dict[str, str]:
@@ -314,8 +298,6 @@ def test_tables_that_do_not_add_up(audited: Audited) -> None:
 
 def test_an_empty_lake_skips_what_it_has_nothing_for(tmp_path: Path, spark: SparkSession) -> None:
     empty = Audited(spark, tmp_path)
-    with empty.open():
-        pass
     empty.run()
     document = empty.audit()
     status = {check["name"]: check["status"] for check in document["checks"]}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from lake_world import assert_derived
-from s3_server import CREDENTIALS, S3Server
+from s3_server import CREDENTIALS
 from standalone import EXECUTORS, standalone_cluster
 
 import headwater
@@ -21,11 +21,9 @@ MESSAGES = 30_000
 
 @pytest.mark.long
 def test_run_audit_sql_and_report(
-    tmp_path: Path, s3: S3Server, postgres_url: str, monkeypatch: pytest.MonkeyPatch, figures: Callable[[str], None]
+    tmp_path: Path, s3_lake: str, postgres_url: str, figures: Callable[[str], None]
 ) -> None:
-    for name, value in s3.lake_environment.items():
-        monkeypatch.setenv(name, value)  # of the driver and of the workers, whose executors inherit it
-    lake = s3.new_lake()
+    lake = s3_lake  # the workers inherit its credentials, and their executors from them
     driver = tmp_path / "driver"
     driver.mkdir()
 

@@ -8,7 +8,7 @@ import pickle
 import resource
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,20 +66,9 @@ def seqs(table: Table) -> list[int]:
     return sorted(table.read(columns=["seq"])["seq"].to_pylist())
 
 
-@pytest.fixture
-def s3_root(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    return s3_lake(s3, monkeypatch)
-
-
-def s3_lake(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name, value in server.lake_environment.items():
-        monkeypatch.setenv(name, value)
-    return server.new_lake()
-
-
 @pytest.fixture(params=["disk", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    return Storage(tmp_path / "lake" if request.param == "disk" else request.getfixturevalue("s3_root"))
+    return Storage(tmp_path / "lake" if request.param == "disk" else request.getfixturevalue("s3_lake"))
 
 
 @pytest.fixture
@@ -486,27 +475,20 @@ def test_a_second_run_on_this_machine_waits_its_turn(disk: Storage) -> None:
         pass
 
 
-@pytest.fixture
-def forgetful_s3() -> Iterator[S3Server]:
-    with S3Server(honours_conditions=False) as server:
-        yield server
+def test_a_store_that_ignores_conditional_puts_is_refused(lake_on: Callable[[S3Server], str]) -> None:
+    with S3Server(honours_conditions=False) as forgetful:
+        made = Lake.open(lake_on(forgetful), create=True)
+        for _ in range(2):
+            with pytest.raises(InvalidOptionError, match="ignores conditional puts"):
+                made.bind(IDENTITY, "events.db")
 
 
-def test_a_store_that_ignores_conditional_puts_is_refused(
-    forgetful_s3: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = Lake.open(s3_lake(forgetful_s3, monkeypatch), create=True)
-    for _ in range(2):
-        with pytest.raises(InvalidOptionError, match="ignores conditional puts"):
-            made.bind(IDENTITY, "events.db")
-
-
-def test_credentials_stay_at_home(s3_root: str) -> None:
-    where = Storage(s3_root)
+def test_credentials_stay_at_home(s3_lake: str) -> None:
+    where = Storage(s3_lake)
     Lake(where).bind(IDENTITY, "events.db")  # its clients are made
     packed = pickle.dumps(where)
     assert not any(value.encode() in packed for value in CREDENTIALS.values())
-    assert pickle.loads(packed).root == s3_root
+    assert pickle.loads(packed).root == s3_lake
     with pytest.raises(InvalidOptionError) as refused:
         Storage("s3://key:not-a-secret@bucket/lake")
     assert "not-a-secret" not in str(refused.value)

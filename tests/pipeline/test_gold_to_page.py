@@ -6,7 +6,7 @@ import html
 import re
 
 import pytest
-from lake_world import RunHere, World
+from lake_world import World
 
 from headwater.cli.demo import publish_traffic
 from headwater.cli.pipeline import report_of
@@ -20,7 +20,7 @@ MESSAGES = 2_000
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     world = World(tmp_path_factory.mktemp("gold"))
     published = publish_traffic(world.log, messages=MESSAGES)
-    with RunHere(world.lake, world.log, world.types, lambda short: pytest.fail("no Spark here")) as run:
+    with world.new_run() as run:
         assert run.once().last_seq == published
     return world
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from lake_world import ORDER, World, assert_derived
 from pyspark.sql import SparkSession
-from s3_server import S3Server
 
 import headwater
 from headwater.pipeline import run as running
@@ -155,13 +154,6 @@ def assert_each_id_once(lake: Lake) -> tuple[int, int]:
     return within, between
 
 
-@pytest.fixture
-def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name, value in s3.lake_environment.items():
-        monkeypatch.setenv(name, value)
-    return s3.new_lake()
-
-
 # States that a kill can leave: files without a commit, bronze ahead of the log's position, sums ahead of silver. After
 # silver's commit a run is complete; the long tests kill there too, and `test_run` after every commit, without Spark.
 
@@ -187,8 +179,8 @@ def test_runs_killed_on_a_disk(spark: SparkSession, tmp_path: Path) -> None:
     assert_whole_after_kills(spark, tmp_path, str(tmp_path / "lake"), 2, print, (STAGES[0], STAGES[2]))
 
 
-def test_runs_killed_on_an_object_store(spark: SparkSession, tmp_path: Path, bucket: str) -> None:
-    assert_whole_after_kills(spark, tmp_path, bucket, 1, print, STAGES[1:2])
+def test_runs_killed_on_an_object_store(spark: SparkSession, tmp_path: Path, s3_lake: str) -> None:
+    assert_whole_after_kills(spark, tmp_path, s3_lake, 1, print, STAGES[1:2])
 
 
 @pytest.mark.long
@@ -199,5 +191,5 @@ def test_a_hundred_runs_killed_on_a_disk(spark: SparkSession, tmp_path: Path, fi
 
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
-def test_twenty_runs_killed_on_an_object_store(spark: SparkSession, tmp_path: Path, bucket: str, figures: Say) -> None:
-    assert_whole_after_kills(spark, tmp_path, bucket, 20, figures)
+def test_twenty_runs_killed_on_an_object_store(spark: SparkSession, tmp_path: Path, s3_lake: str, figures: Say) -> None:
+    assert_whole_after_kills(spark, tmp_path, s3_lake, 20, figures)

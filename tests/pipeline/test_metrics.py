@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
@@ -599,8 +597,3 @@ def test_the_pace_is_that_of_the_last_week_of_all_data(world: World) -> None:
     world.lake.table("gold/volume").replace(table("volume", VOLUME, rows), transaction=1)
     world.run()
     assert [(row["messages_per_day"], row["bytes_per_day"]) for row in world.gold("forecast")] == [(3.0, 30.0)]
-
-
-def test_metrics_need_no_spark() -> None:
-    script = "import sys, headwater.pipeline.metrics; print('pyspark' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "False"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
+from lake_world import make_lake
 from pyspark.sql import SparkSession
-from small_lake import make_lake
+from small_logs import put
 
 import headwater
 from headwater.errors import ConflictError, InvalidOptionError
@@ -27,9 +27,7 @@ def lake(tmp_path: Path) -> Lake:
     with headwater.open(path, maintenance_interval=None) as log:
         log.publish_many([(f"orders.{n % 2}", {"n": n}) for n in range(10)])
         log.publish("orders.0", {"n": 99}, type="order", from_="shop", headers={"k": "v"}, priority=3, ttl=1)
-    by_hand = apsw.Connection(str(path))
-    by_hand.execute("INSERT INTO messages (topic, data, checked) VALUES ('orders.0', '{not json', 2)")
-    by_hand.close()
+    put(str(path), [{"topic": "orders.0", "data": "{not json", "checked": 2}])
     return make_lake(path, tmp_path / "lake")
 
 

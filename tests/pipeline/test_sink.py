@@ -32,6 +32,7 @@ from pyspark.sql.types import (
     TimestampNTZType,
     VariantType,
 )
+from small_logs import forget_ids, messages_in, published
 
 import headwater
 from headwater.delivery.publishing import DedupeWindow
@@ -67,9 +68,6 @@ from headwater.stores.sqlite import SqliteStore
 from headwater.stores.sqlite.writer import SqliteWriter
 
 # --- options and columns ----------------------------------------------------------------------------------------------
-
-MessagesIn = Callable[[Path | str], list[Message]]
-Published = Callable[[Path | str], list[object]]
 
 PLAIN = StructType([StructField("topic", StringType()), StructField("data", StringType())])
 
@@ -345,9 +343,9 @@ def test_whatever_json_says_comes_through_unchanged(values: list[Any]) -> None:
 
 @given(st.lists(st.text(), min_size=1, max_size=5))
 def test_any_text_comes_back_from_the_json_string_it_became(texts: list[str]) -> None:
-    published = drafts([{"topic": "t", "data": text} for text in texts], is_text=True)
-    assert [msgspec.json.decode(draft.data_json) for draft in published] == texts
-    assert [draft.size for draft in published] == [len(draft.data_json.encode()) for draft in published]
+    made = drafts([{"topic": "t", "data": text} for text in texts], is_text=True)
+    assert [msgspec.json.decode(draft.data_json) for draft in made] == texts
+    assert [draft.size for draft in made] == [len(draft.data_json.encode()) for draft in made]
 
 
 # --- writers as Spark calls them --------------------------------------------------------------------------------------
@@ -360,11 +358,6 @@ def arrow_rows(*data: object) -> Iterator[pa.RecordBatch]:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "events.db"
-
-
-@pytest.fixture
-def published(messages_in: MessagesIn) -> Published:
-    return lambda log: [message.data for message in messages_in(log)]
 
 
 def staging_files(path: Path) -> list[str]:
@@ -383,26 +376,18 @@ def run_batch(log: Path | str, batch: int, partitions: Sequence[Sequence[object]
     stream_writer(log, sink).commit(staged, batch)
 
 
-def forget_ids(log: Path | str) -> None:
-    """So that the guard stands alone: a repeat that it misses is not caught by its ids."""
-    store, _ = backend_of(str(log)).open()
-    with store.write() as writer:
-        writer.forget_ids(DedupeWindow(span_ms=0, count=0), 2**50, 10_000_000)
-    store.close()
-
-
-def test_rows_stand_in_the_log_in_the_order_of_partitions_and_rows(path: Path, published: Published) -> None:
+def test_rows_stand_in_the_log_in_the_order_of_partitions_and_rows(path: Path) -> None:
     run_batch(path, 0, [[1, 2], [3], [], [4, 5]])
     assert published(path) == [1, 2, 3, 4, 5]
     assert not os.path.exists(f"{path}-staging")
 
 
-def test_a_partition_of_many_pieces_is_whole(path: Path, published: Published) -> None:
+def test_a_partition_of_many_pieces_is_whole(path: Path) -> None:
     run_batch(path, 0, [range(2_500), range(2_500, 2_600)])
     assert published(path) == list(range(2_600))
 
 
-def test_a_batch_that_comes_again_is_published_once(path: Path, published: Published) -> None:
+def test_a_batch_that_comes_again_is_published_once(path: Path) -> None:
     run_batch(path, 0, [[1, 2]])
     run_batch(path, 1, [[3]])
     run_batch(path, 1, [[3]])
@@ -410,14 +395,14 @@ def test_a_batch_that_comes_again_is_published_once(path: Path, published: Publi
     assert staging_files(path) == []
 
 
-def test_a_repeat_is_known_by_its_batch_even_when_its_ids_are_long_forgotten(path: Path, published: Published) -> None:
+def test_a_repeat_is_known_by_its_batch_even_when_its_ids_are_long_forgotten(path: Path) -> None:
     run_batch(path, 0, [[1, 2]])
     forget_ids(path)
     run_batch(path, 0, [[1, 2]])
     assert published(path) == [1, 2]
 
 
-def test_a_repeat_is_known_by_its_ids_even_when_the_sinks_are_forgotten(path: Path, messages_in: MessagesIn) -> None:
+def test_a_repeat_is_known_by_its_ids_even_when_the_sinks_are_forgotten(path: Path) -> None:
     """A second protection: the ids follow from sink, batch, partition and row."""
     run_batch(path, 7, [[1, 2], [3]])
     before = [(message.id, message.data) for message in messages_in(path)]
@@ -428,10 +413,10 @@ def test_a_repeat_is_known_by_its_ids_even_when_the_sinks_are_forgotten(path: Pa
     run_batch(path, 7, [[1, 2], [3]])
     assert [(message.id, message.data) for message in messages_in(path)] == before
     run_batch(path, 8, [[1, 2], [3]])  # the same rows of another batch are other messages
-    assert [message.data for message in messages_in(path)] == [1, 2, 3, 1, 2, 3]
+    assert published(path) == [1, 2, 3, 1, 2, 3]
 
 
-def test_a_lower_batch_is_refused_and_nothing_changes(path: Path, published: Published) -> None:
+def test_a_lower_batch_is_refused_and_nothing_changes(path: Path) -> None:
     run_batch(path, 4, [[1]])
     with pytest.raises(InvalidOptionError, match=r"batch 4 was published already.*another sinkId"):
         run_batch(path, 3, [[2]])
@@ -440,7 +425,7 @@ def test_a_lower_batch_is_refused_and_nothing_changes(path: Path, published: Pub
     assert published(path) == [1, 2]
 
 
-def test_two_queries_under_one_name_are_distinguished(path: Path, tmp_path: Path, published: Published) -> None:
+def test_two_queries_under_one_name_are_distinguished(path: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metadata").write_text(f'{{"id": "query-{name}"}}')
@@ -476,7 +461,7 @@ def test_a_partition_that_turns_bad_late_leaves_no_file_behind(path: Path) -> No
 
 
 def test_messages_and_the_mark_that_they_are_published_stand_or_fall_together(
-    path: Path, published: Published, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> None:
         raise InputOutputError("no more")
@@ -490,7 +475,7 @@ def test_messages_and_the_mark_that_they_are_published_stand_or_fall_together(
     assert published(path) == [1, 2]
 
 
-def test_a_commit_that_fails_in_the_middle_leaves_nothing_in_the_log(path: Path, published: Published) -> None:
+def test_a_commit_that_fails_in_the_middle_leaves_nothing_in_the_log(path: Path) -> None:
     run_batch(path, 0, [[1]])
     writer = stream_writer(path)
     first, second = writer.write(arrow_rows(*range(3_000))), writer.write(arrow_rows(2))
@@ -502,7 +487,7 @@ def test_a_commit_that_fails_in_the_middle_leaves_nothing_in_the_log(path: Path,
     assert published(path) == [1, 2]
 
 
-def test_fewer_rows_than_were_staged_are_noticed(path: Path, published: Published) -> None:
+def test_fewer_rows_than_were_staged_are_noticed(path: Path) -> None:
     writer = stream_writer(path)
     staged = writer.write(arrow_rows(1, 2, 3))
     with pytest.raises(InputOutputError, match="4 rows were staged, 3 are here"):
@@ -510,7 +495,7 @@ def test_fewer_rows_than_were_staged_are_noticed(path: Path, published: Publishe
     assert published(path) == []
 
 
-def test_leftovers_of_killed_runs_go_after_a_day(path: Path, published: Published) -> None:
+def test_leftovers_of_killed_runs_go_after_a_day(path: Path) -> None:
     writer = stream_writer(path)
     old, young = writer.write(arrow_rows(8)), writer.write(arrow_rows(9))
     foreign = Path(f"{path}-staging") / "notes.txt"
@@ -523,7 +508,7 @@ def test_leftovers_of_killed_runs_go_after_a_day(path: Path, published: Publishe
     assert published(path) == [1]
 
 
-def test_a_batch_write_with_a_batch_id_knows_its_repeat(path: Path, published: Published) -> None:
+def test_a_batch_write_with_a_batch_id_knows_its_repeat(path: Path) -> None:
     """What foreachBatch needs: it may call the same write twice."""
     options = {"path": str(path), "sinkId": "s", "batchId": "3"}
     for _ in range(2):
@@ -532,7 +517,7 @@ def test_a_batch_write_with_a_batch_id_knows_its_repeat(path: Path, published: P
     assert published(path) == [1, 2]
 
 
-def test_two_batch_jobs_are_two_jobs_but_one_commit_repeated_is_one(path: Path, published: Published) -> None:
+def test_two_batch_jobs_are_two_jobs_but_one_commit_repeated_is_one(path: Path) -> None:
     writer = BatchWriter({"path": str(path)}, PLAIN)
     staged = writer.write(arrow_rows(1))
     kept = Path(f"{path}-staging", staged.name or "").read_bytes()
@@ -546,7 +531,7 @@ def test_two_batch_jobs_are_two_jobs_but_one_commit_repeated_is_one(path: Path, 
     assert published(path) == [1, 1]
 
 
-def test_given_ids_are_known_to_the_log_as_those_of_any_publisher(path: Path, messages_in: MessagesIn) -> None:
+def test_given_ids_are_known_to_the_log_as_those_of_any_publisher(path: Path) -> None:
     store = SqliteStore(path)
     with store.write() as writer:
         writer.append([Draft("t", "0", 1, "known")], int(time.time() * 1000), DedupeWindow())
@@ -556,27 +541,15 @@ def test_given_ids_are_known_to_the_log_as_those_of_any_publisher(path: Path, me
     batch = pa.record_batch([["t"] * 3, ["1", "2", "3"], ["known", "new", None], [7, 8, 9]], names=names)
     job = BatchWriter({"path": str(path)}, schema)
     job.commit([job.write(iter([batch]))])
-    assert [message.data for message in messages_in(path)] == [0, 2, 3]
+    assert published(path) == [0, 2, 3]
     assert [message.id for message in messages_in(path)][:2] == ["known", "new"]
 
 
 # --- in PostgreSQL ----------------------------------------------------------------------------------------------------
 
 
-def test_in_postgres_a_repeat_is_published_once_though_its_ids_are_forgotten(
-    postgres_schema_url: str, published: Published
-) -> None:
-    url = postgres_schema_url
-    run_batch(url, 0, [[1, 2]])
-    run_batch(url, 1, [[3]])
-    forget_ids(url)
-    run_batch(url, 1, [[3]])
-    assert published(url) == [1, 2, 3]
-    assert not os.path.exists(SinkOptions({"path": url}).staging)
-
-
 def test_two_commits_of_the_same_batch_at_once_publish_it_once(
-    postgres_schema_url: str, published: Published, monkeypatch: pytest.MonkeyPatch
+    postgres_schema_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one has more rows, as a repeat of a query that is not deterministic may."""
     url, append = postgres_schema_url, sink.append
@@ -592,7 +565,7 @@ def test_two_commits_of_the_same_batch_at_once_publish_it_once(
 
 
 def test_a_connection_that_breaks_costs_nothing(
-    postgres: PostgresServer, postgres_url: str, published: Published, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = sink.append
 
@@ -606,7 +579,7 @@ def test_a_connection_that_breaks_costs_nothing(
     assert published(postgres_url) == [1, 2]
 
 
-def test_in_postgres_a_batch_write_has_the_time_of_the_database(postgres_schema_url: str, published: Published) -> None:
+def test_in_postgres_a_batch_write_has_the_time_of_the_database(postgres_schema_url: str) -> None:
     writer = BatchWriter({"path": postgres_schema_url}, PLAIN)
     writer.commit([writer.write(arrow_rows(1))])
     assert published(postgres_schema_url) == [1]
@@ -682,7 +655,7 @@ def numbers_from(spark: SparkSession, folder: Path) -> DataFrame:
     return spark.readStream.option("maxFilesPerTrigger", "1").text(str(folder)).select(col("value").alias("data"))
 
 
-def test_a_batch_write_is_whole_and_in_order(spark: SparkSession, tmp_path: Path, messages_in: MessagesIn) -> None:
+def test_a_batch_write_is_whole_and_in_order(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "events.db"
     frame = spark.range(ROWS, numPartitions=2).select(to_json(struct(col("id").alias("n"))).alias("data"))
     save(frame, path, topic="numbers.all")
@@ -693,9 +666,7 @@ def test_a_batch_write_is_whole_and_in_order(spark: SparkSession, tmp_path: Path
     assert not os.path.exists(f"{path}-staging")
 
 
-def test_what_is_streamed_from_one_log_into_another_is_the_same(
-    spark: SparkSession, tmp_path: Path, messages_in: MessagesIn
-) -> None:
+def test_what_is_streamed_from_one_log_into_another_is_the_same(spark: SparkSession, tmp_path: Path) -> None:
     origin, copy = tmp_path / "origin.db", tmp_path / "copy.db"
     with headwater.open(origin) as log:
         log.publish("a.b", {"n": [1, None, "ü"]}, type="order", version=2, from_="alice", to="bob", priority=5,
@@ -715,7 +686,7 @@ def _fields(message: Message) -> dict[str, Any]:
 
 
 def test_a_stream_publishes_each_batch_once_even_when_spark_forgot_the_last(
-    spark: SparkSession, tmp_path: Path, messages_in: MessagesIn
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     path, source, checkpoint = tmp_path / "events.db", tmp_path / "source", tmp_path / "check point"
     source.mkdir()
@@ -723,23 +694,21 @@ def test_a_stream_publishes_each_batch_once_even_when_spark_forgot_the_last(
         (source / f"{file}.txt").write_text("\n".join(str(file * 10 + line) for line in range(10)))
     frame = numbers_from(spark, source)
     run_stream(frame, path, checkpoint, topic="numbers")
-    assert sorted(message.data for message in messages_in(path)) == list(range(30))
+    assert sorted(published(path)) == list(range(30))
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
     for file in (last, last.with_name(f".{last.name}.crc")):
         file.unlink(missing_ok=True)
     forget_ids(path)  # so that the guard stands alone
     run_stream(frame, path, checkpoint, topic="numbers")
     assert last.exists()  # Spark did run that batch again
-    assert sorted(message.data for message in messages_in(path)) == list(range(30))
+    assert sorted(published(path)) == list(range(30))
     (source / "3.txt").write_text("30\n31")
     run_stream(frame, path, checkpoint, topic="numbers")
-    assert sorted(message.data for message in messages_in(path)) == list(range(32))
+    assert sorted(published(path)) == list(range(32))
     assert not os.path.exists(f"{path}-staging")
 
 
-def test_one_bad_row_stops_the_query_with_its_reason_and_publishes_nothing(
-    spark: SparkSession, tmp_path: Path, messages_in: MessagesIn
-) -> None:
+def test_one_bad_row_stops_the_query_with_its_reason_and_publishes_nothing(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "events.db"
     data = [("1",), ("2",), ("{oops",), ("4",)]
     with pytest.raises(PySparkException) as raised:

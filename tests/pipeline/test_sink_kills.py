@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from small_logs import forget_ids, published
 
-from headwater.delivery.publishing import DedupeWindow
-from headwater.message import Message
 from headwater.stores.sqlite import SqliteStore
 
 KILLED = Path(__file__).parent / "kills"
@@ -22,15 +21,6 @@ KILLS = 3
 SPARK_FILES, SPARK_LINES = 50, 400
 SPARK_KILLS = 5
 BATCHES_SEEN_MAX = 6
-
-
-def forget_ids(path: Path) -> None:
-    """So that the guard stands alone: a repeat that slips through is not caught by its ids."""
-    if path.exists():
-        store = SqliteStore(path)
-        with store.write() as writer:
-            writer.forget_ids(DedupeWindow(span_ms=0, count=0), 2**50, 10_000_000)
-        store.close()
 
 
 def kill_all(process: subprocess.Popen[str]) -> None:
@@ -62,7 +52,6 @@ def ended_within(process: subprocess.Popen[str], seconds: float) -> bool:
 
 def test_a_driver_killed_at_any_moment_publishes_every_row_once_and_in_order(
     tmp_path: Path,
-    messages_in: Callable[[Path], list[Message]],
     figures: Callable[[str], None],
     pytestconfig: pytest.Config,
 ) -> None:
@@ -85,7 +74,7 @@ def test_a_driver_killed_at_any_moment_publishes_every_row_once_and_in_order(
     last = start("sink_loop.py", path, checkpoint, BATCHES, ROWS_EACH)
     assert last.communicate(timeout=60)
     assert last.returncode == 0
-    assert [message.data for message in messages_in(path)] == list(range(BATCHES * ROWS_EACH))
+    assert published(path) == list(range(BATCHES * ROWS_EACH))
     figures(f"sink: {kills} drivers killed, {repeats} between commit and checkpoint; {BATCHES * ROWS_EACH:,} rows once")
 
 
@@ -107,7 +96,6 @@ def _published_but_not_done(path: Path, checkpoint: Path) -> bool:
 @pytest.mark.timeout(900)
 def test_a_spark_driver_killed_several_times_publishes_every_row_once(
     tmp_path: Path,
-    messages_in: Callable[[Path], list[Message]],
     figures: Callable[[str], None],
     pytestconfig: pytest.Config,
 ) -> None:
@@ -127,10 +115,10 @@ def test_a_spark_driver_killed_several_times_publishes_every_row_once(
             assert process.stdout.readline().startswith("batch ")
         assert not ended_within(process, dice.uniform(0, 0.5)), "the driver came to its end; give it more files"
         kill_all(process)
-        seen.append(len(messages_in(path)))
+        seen.append(len(published(path)))
         forget_ids(path)
     last = start("sink_driver.py", path, checkpoint, source, scratch)
     output, _ = last.communicate(timeout=300)
     assert output.endswith("finished\n")
-    assert sorted(message.data for message in messages_in(path)) == list(range(SPARK_FILES * SPARK_LINES))
+    assert sorted(published(path)) == list(range(SPARK_FILES * SPARK_LINES))
     figures(f"sink on Spark: killed at {seen} of {SPARK_FILES * SPARK_LINES:,} rows; each published once")

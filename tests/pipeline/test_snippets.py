@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lake_world import make_lake
 from pyspark.sql import SparkSession
-from small_lake import make_lake
 
 import headwater
 

@@ -37,6 +37,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.functions import spark_partition_id
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
+from small_logs import new_log, put
 
 import headwater
 from headwater import Log, ManualClock
@@ -142,20 +143,18 @@ MixedLog = tuple[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def mixed_log(
-    tmp_path_factory: pytest.TempPathFactory, make_log: Callable[[Path], str], put: Callable[..., None]
-) -> MixedLog:
-    return filled(make_log(tmp_path_factory.mktemp("pushdown") / "log.db"), TOPICS, put)
+def mixed_log(tmp_path_factory: pytest.TempPathFactory) -> MixedLog:
+    return filled(new_log(tmp_path_factory.mktemp("pushdown") / "log.db"), TOPICS)
 
 
 @pytest.fixture(scope="module")
-def mixed_log_in_postgres(postgres: PostgresServer, put: Callable[..., None]) -> MixedLog:
+def mixed_log_in_postgres(postgres: PostgresServer) -> MixedLog:
     path = postgres.new_database()
     headwater.open(path, maintenance_interval=None).close()
-    return filled(path, [topic for topic in TOPICS if isinstance(topic, str)], put)  # it has no text that is no UTF-8
+    return filled(path, [topic for topic in TOPICS if isinstance(topic, str)])  # it has no text that is no UTF-8
 
 
-def filled(path: str, topics: list[str | bytes], put: Callable[..., None]) -> MixedLog:
+def filled(path: str, topics: list[str | bytes]) -> MixedLog:
     times = [BASE_MS + n for n in range(-2, len(topics) - 4)] + [-5, TIME_MS_MAX + 7]
     rows = [
         {"topic": topic, "data": "1", "published_at": at, "checked": 2} for topic, at in zip(topics, times, strict=True)
@@ -418,7 +417,6 @@ def test_a_task_reads_its_range_each_time_alike_and_notices_what_went_missing(lo
 
 # --- in Spark ---------------------------------------------------------------------------------------------------------
 
-Put = Callable[[str, list[dict[str, Any]]], None]
 MESSAGES = 12_000
 
 
@@ -448,8 +446,8 @@ def some_messages(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def spark_log(tmp_path_factory: pytest.TempPathFactory, put: Put, make_log: Callable[[Path], str]) -> str:
-    path = make_log(tmp_path_factory.mktemp("source") / "events of spark.db")
+def spark_log(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = new_log(tmp_path_factory.mktemp("source") / "events of spark.db")
     put(path, some_messages(MESSAGES, 4))
     return path
 
@@ -532,18 +530,6 @@ def test_the_other_tables_are_read_but_not_streamed(spark: SparkSession, spark_l
         source(spark_log, table="topics").streamReader(frame.schema)
     with pytest.raises(InvalidOptionError, match="a stream has no end"):
         source(spark_log, endingSeq="5").streamReader(spark_schema(MESSAGE_SCHEMA))
-
-
-def test_an_explicit_start_that_retention_deleted_fails_loudly(tmp_path: Path) -> None:
-    path, schema = str(tmp_path / "log.db"), spark_schema(MESSAGE_SCHEMA)
-    with headwater.open(path, maintenance_interval=None, durability="relaxed") as log:
-        log.publish_many([("a", n) for n in range(10)])
-        log.retain("a", max_count=4)
-        log.run_maintenance()
-    with pytest.raises(InvalidOptionError, match="5 messages: 2 to 6"):
-        rows_read(path, schema, startingSeq="2")
-    assert len(rows_read(path, schema, startingSeq="2", failOnDataLoss="false")) == 4
-    assert len(rows_read(path, schema)) == 4
 
 
 def test_a_stream_goes_on_where_it_was_and_says_what_it_lost(spark: SparkSession, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from lake_world import make_lake
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from small_lake import make_lake
 
 import headwater
 from headwater.errors import InvalidOptionError

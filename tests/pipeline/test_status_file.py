@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +95,8 @@ def test_a_server_refuses_what_is_no_such_file(world: World) -> None:
         reading.read_lake(str(world.lake_path), salt)
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[S3Server, Lake]]:
-    with S3Server() as server:
-        for name, value in server.lake_environment.items():
-            monkeypatch.setenv(name, value)
-        yield server, Lake(Storage(server.new_lake()))
-
-
-def test_a_lake_in_a_bucket_has_the_same_file(bucket: tuple[S3Server, Lake]) -> None:
-    _, lake = bucket
+def test_a_lake_in_a_bucket_has_the_same_file(s3_lake: str) -> None:
+    lake = Lake(Storage(s3_lake))
     write_verdict(lake, AUDIT)
     with pytest.raises(InvalidStateError, match="no run has finished"):
         reading.read_lake(lake.name, 7)
@@ -122,16 +114,17 @@ def test_a_lake_in_a_bucket_has_the_same_file(bucket: tuple[S3Server, Lake]) -> 
 
 
 def test_a_bucket_that_does_not_answer_costs_a_bounded_time(
-    bucket: tuple[S3Server, Lake], monkeypatch: pytest.MonkeyPatch
+    lake_on: Callable[[S3Server], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, lake = bucket
     monkeypatch.setattr(reading, "REQUEST_S", 0.5)
-    server.pause()
-    began_s = time.monotonic()
-    with pytest.raises(InvalidStateError, match="cannot be read") as refused:
-        reading.read_lake(lake.name, 7)
-    assert time.monotonic() - began_s < 10
-    assert refused.value.where == lake.name
+    with S3Server() as server:
+        lake = lake_on(server)
+        server.pause()
+        began_s = time.monotonic()
+        with pytest.raises(InvalidStateError, match="cannot be read") as refused:
+            reading.read_lake(lake, 7)
+        assert time.monotonic() - began_s < 10
+    assert refused.value.where == lake
     with pytest.raises(InvalidStateError, match="in a folder or on S3"):
         reading.read_lake("gs://bucket/lake", 7)
 
