@@ -10,13 +10,12 @@ Headwater's server: on a busy machine it says more.
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import postgres_ground
-from common import describe_machine
+from common import describe_machine, median_columns
 from lines import IN_MS, LINES, Measured, run
 from report import Line, show
 
@@ -24,9 +23,7 @@ LEAST = 0.95  # of the other checkout's rate
 
 
 def line_of(name: str, ours: list[Measured], theirs: list[Measured]) -> Line:
-    (our, our_us), (their, their_us) = (
-        [statistics.median(column) for column in zip(*rounds, strict=True)] for rounds in (ours, theirs)
-    )
+    (our, our_us), (their, their_us) = median_columns(ours), median_columns(theirs)
     if name in IN_MS:
         ratio = their / our
         return Line(

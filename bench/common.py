@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import statistics
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,6 +40,13 @@ def fresh_directory() -> Iterator[Path]:
     """On the disk of the working directory: a file system in memory would make fsync free."""
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as name:
         yield Path(name)
+
+
+@contextmanager
+def fresh_paths() -> Iterator[Iterator[Path]]:
+    """Paths of new databases, all in one fresh directory."""
+    with fresh_directory() as directory:
+        yield (directory / f"{number}.db" for number in itertools.count())
 
 
 @contextmanager
@@ -99,7 +107,11 @@ def seconds(work: Callable[[], object]) -> float:
 
 def medians(repeats: int, *measures: Callable[[], float]) -> list[float]:
     """Run the measures in turn, several times, so that a noisy minute affects all of them equally."""
-    rounds = [[measure() for measure in measures] for _ in range(repeats)]
+    return median_columns([[measure() for measure in measures] for _ in range(repeats)])
+
+
+def median_columns(rounds: Iterable[Sequence[float]]) -> list[float]:
+    """Of each figure of several rounds the median."""
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-
 import rivals
-from common import fill, fresh_directory, medians
+from common import fill, fresh_paths, medians
 from lines import fetch_and_ack, handle
 from report import Line, against
 
@@ -14,9 +12,8 @@ COUNT = 200_000
 
 
 def measure() -> list[Line]:
-    with fresh_directory() as directory:
-        paths = (directory / f"{number}.db" for number in itertools.count())
-        filled = directory / "filled.db"
+    with fresh_paths() as paths:
+        filled = next(paths)
         fill(filled, COUNT)
         exclusive, shared, hundreds, handler, bare = medians(
             REPEATS,

@@ -14,7 +14,7 @@ import uvloop
 import headwater
 import lines
 import postgres_rivals as rivals
-from common import MESSAGE, TOPIC, Child, fill, medians, wait_for_go
+from common import MESSAGE, TOPIC, Child, fill, median_columns, medians, wait_for_go
 from headwater.ports.records import Mode
 from postgres_ground import Ground
 from report import Line, against
@@ -158,7 +158,7 @@ def queues(ground: Ground) -> list[Line]:
 
 
 def middle(rounds: list[rivals.Rates]) -> rivals.Rates:
-    return rivals.Rates(*(statistics.median(column) for column in zip(*rounds, strict=True)))
+    return rivals.Rates(*median_columns(rounds))
 
 
 # Several processes

@@ -12,7 +12,7 @@ import importlib.util
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -72,50 +72,49 @@ def row(seq: int) -> tuple[int, str, str, int, int, int]:
 
 
 def bare_copies(url: str, batch: int, batches: int) -> float:
-    with psycopg.connect(url) as connection:
-        connection.execute(ROWS_SQL)
-        connection.commit()
+    def copied(cursor: psycopg.Cursor[Any], seqs: range) -> None:
+        with cursor.copy(COPY_SQL) as copy:
+            for seq in seqs:
+                copy.write_row(row(seq))
 
-        def work() -> None:
-            for first in range(0, batch * batches, batch):
-                with connection.cursor() as cursor, cursor.copy(COPY_SQL) as copy:
-                    for seq in range(first, first + batch):
-                        copy.write_row(row(seq))
-                connection.commit()
-
-        return batch * batches / seconds(work)
+    return batch * batches / stored_s(url, copied, ranges(batch, batches))
 
 
 def bare_texts(url: str, batch: int, batches: int) -> float:
     """The same with the rows of each batch encoded before as one text: the limit of the server."""
-    with psycopg.connect(url) as connection:
-        connection.execute(ROWS_SQL)
-        connection.commit()
-        texts = [
-            "".join("\t".join(map(str, row(seq))) + "\n" for seq in range(first, first + batch)).encode()
-            for first in range(0, batch * batches, batch)
-        ]
 
-        def work() -> None:
-            for text in texts:
-                with connection.cursor() as cursor, cursor.copy(COPY_SQL) as copy:
-                    copy.write(text)
-                connection.commit()
+    def copied(cursor: psycopg.Cursor[Any], text: bytes) -> None:
+        with cursor.copy(COPY_SQL) as copy:
+            copy.write(text)
 
-        return batch * batches / seconds(work)
+    texts = ["".join("\t".join(map(str, row(seq))) + "\n" for seq in seqs).encode() for seqs in ranges(batch, batches)]
+    return batch * batches / stored_s(url, copied, texts)
 
 
 def bare_inserts(url: str, batch: int, batches: int) -> float:
+    def inserted(cursor: psycopg.Cursor[Any], seqs: range) -> None:
+        cursor.executemany(INSERT_SQL, [row(seq) for seq in seqs])
+
+    return batch * batches / stored_s(url, inserted, ranges(batch, batches))
+
+
+def ranges(batch: int, batches: int) -> list[range]:
+    return [range(first, first + batch) for first in range(0, batch * batches, batch)]
+
+
+def stored_s(url: str, store: Callable[[psycopg.Cursor[Any], Any], None], parts: Sequence[Any]) -> float:
+    """Seconds that the parts take, with a commit for each."""
     with psycopg.connect(url) as connection:
         connection.execute(ROWS_SQL)
         connection.commit()
 
         def work() -> None:
-            for first in range(0, batch * batches, batch):
-                connection.cursor().executemany(INSERT_SQL, [row(seq) for seq in range(first, first + batch)])
+            for part in parts:
+                with connection.cursor() as cursor:
+                    store(cursor, part)
                 connection.commit()
 
-        return batch * batches / seconds(work)
+        return seconds(work)
 
 
 def queue_takes(url: str, batch: int, count: int, filled: int) -> float:

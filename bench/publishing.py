@@ -8,7 +8,7 @@ from pathlib import Path
 
 import headwater
 import rivals
-from common import MESSAGE, TOPIC, fresh_directory, medians, seconds
+from common import MESSAGE, TOPIC, fresh_paths, medians, seconds
 from lines import by_tasks, publish
 from report import Line, against
 
@@ -34,26 +34,21 @@ def threads(path: Path, publishers: int, each: int) -> float:
 
 
 def measure() -> list[Line]:
-    with fresh_directory() as directory:
-        names = iter(range(10**6))
-
-        def new() -> Path:
-            return directory / f"{next(names)}.db"
-
+    with fresh_paths() as paths:
         many_ours, many_bare, many_bare_large_pages = medians(
             REPEATS,
-            lambda: publish(1_000, 100, str(new()), [])[0],
-            lambda: rivals.bare_inserts(new(), 1_000, 100),
-            lambda: rivals.bare_inserts(new(), 1_000, 100, page_bytes=8192),
+            lambda: publish(1_000, 100, str(next(paths)), [])[0],
+            lambda: rivals.bare_inserts(next(paths), 1_000, 100),
+            lambda: rivals.bare_inserts(next(paths), 1_000, 100, page_bytes=8192),
         )
         concurrent, in_threads, single, bare, lite, persist = medians(
             REPEATS,
-            lambda: asyncio.run(by_tasks(100, 30_000, str(new()), []))[0],
-            lambda: threads(new(), 100, 50),
-            lambda: publish(1, 1_000, str(new()), [])[0],
-            lambda: rivals.bare_inserts(new(), 1, 1_000),
-            lambda: rivals.litequeue_puts(new(), 1_000),
-            lambda: rivals.persist_queue_puts(new(), 500),
+            lambda: asyncio.run(by_tasks(100, 30_000, str(next(paths)), []))[0],
+            lambda: threads(next(paths), 100, 50),
+            lambda: publish(1, 1_000, str(next(paths)), [])[0],
+            lambda: rivals.bare_inserts(next(paths), 1, 1_000),
+            lambda: rivals.litequeue_puts(next(paths), 1_000),
+            lambda: rivals.persist_queue_puts(next(paths), 500),
         )
     return [
         against("publish_many of 1,000", many_ours, "bare APSW in 1,000s", many_bare, 0.5),

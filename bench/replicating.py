@@ -21,9 +21,9 @@ import apsw
 import apsw.sqlite_extra
 
 import headwater
-from common import fresh_directory, seconds, served
+from common import fresh_directory, median_columns, seconds, served
 from processes import cpu_s
-from report import Line
+from report import Line, at_most
 
 COMMAND = [sys.executable, "-c", "import sys; from headwater.cli import main; sys.exit(main())", "sync"]
 RSYNC = apsw.sqlite_extra.path("sqlite3_rsync")
@@ -76,33 +76,31 @@ def moving(directory: Path, url: str) -> list[Line]:
     later: list[tuple[float, float, int, int]] = []
     for _ in range(CHANGES):
         change(origin, CHANGED, luck)
-        plain_s, plain_bytes = plain(origin, replica)
+        took_s, moved = plain(origin, replica)
         began = time.perf_counter()
         outcome = headwater.sync(origin, remote)
-        later.append((plain_s, time.perf_counter() - began, plain_bytes, outcome.sent + outcome.received))
+        later.append((took_s, time.perf_counter() - began, moved, outcome.sent + outcome.received))
     change(origin, CHANGED, luck)
     by_command_s = seconds(lambda: subprocess.run([*COMMAND, origin, remote], check=True, stdout=subprocess.DEVNULL))
     size_mb = origin.stat().st_size / 1e6
-    plain_first, ours_first = (statistics.median(column) for column in zip(*firsts, strict=True))
-    plain_s, ours_s, plain_bytes, ours_bytes = (statistics.median(column) for column in zip(*later, strict=True))
+    plain_first, ours_first = median_columns(firsts)
+    plain_s, ours_s, plain_bytes, ours_bytes = median_columns(later)
     return [
         _times(f"first push, {size_mb:.0f} MB", ours_first, plain_first, 3),
         _times(f"{CHANGED} changed rows", ours_s, plain_s, 2),
-        Line(
+        at_most(
             f"{CHANGED} changed rows, bytes",
             f"{ours_bytes / 1e3:,.0f} kB",
             f"sqlite3_rsync {plain_bytes / 1e3:,.0f} kB",
             ours_bytes / plain_bytes,
-            "≤ 1.2 ×",
-            ours_bytes <= 1.2 * plain_bytes,
+            1.2,
         ),
         Line("the same as a command, with the start of Python", f"{by_command_s:.2f} s", ""),
     ]
 
 
-def _times(what: str, ours_s: float, plain_s: float, at_most: float) -> Line:
-    ratio = ours_s / plain_s
-    return Line(what, f"{ours_s:.2f} s", f"sqlite3_rsync {plain_s:.2f} s", ratio, f"≤ {at_most:g} ×", ratio <= at_most)
+def _times(what: str, ours_s: float, plain_s: float, most: float) -> Line:
+    return at_most(what, f"{ours_s:.2f} s", f"sqlite3_rsync {plain_s:.2f} s", ours_s / plain_s, most)
 
 
 @contextmanager

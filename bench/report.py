@@ -27,6 +27,11 @@ def against(what: str, ours: float, name: str, other: float | None, at_least: fl
     return Line(what, f"{ours:,.0f}/s", f"{name} {other:,.0f}/s", ratio, wanted, met)
 
 
+def at_most(what: str, ours: str, other: str, ratio: float, most: float) -> Line:
+    """For what is the better the less it is."""
+    return Line(what, ours, other, ratio, f"≤ {most:g} ×", ratio <= most)
+
+
 def show(title: str, lines: list[Line]) -> None:
     table = Table(title=title, title_justify="left")
     for heading in ("measured", "Headwater", "beside it", "ratio", "wanted", ""):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from litequeue import LiteQueue
 from persistqueue import SQLiteAckQueue
@@ -47,46 +48,30 @@ def bare_reads(path: Path) -> float:
 
 
 def litequeue_puts(path: Path, count: int) -> float:
-    queue = LiteQueue(str(path))
-    queue.conn.execute("PRAGMA synchronous = FULL")
-
-    def work() -> None:
-        for _ in range(count):
-            queue.put(MESSAGE_JSON)
-
-    return count / seconds(work)
+    return puts(_litequeue(path), count)
 
 
 def litequeue_consumes(path: Path, count: int) -> float:
-    queue = LiteQueue(str(path))
-    queue.conn.execute("PRAGMA synchronous = FULL")
-    for _ in range(count):
-        queue.put(MESSAGE_JSON)
-
-    def work() -> None:
-        for _ in range(count):
-            queue.done(queue.pop().message_id)
-
-    return count / seconds(work)
+    queue = _litequeue(path)
+    puts(queue, count)
+    return count / seconds(lambda: [queue.done(queue.pop().message_id) for _ in range(count)])
 
 
 def persist_queue_puts(path: Path, count: int) -> float:
-    queue = SQLiteAckQueue(str(path), auto_commit=True)
-
-    def work() -> None:
-        for _ in range(count):
-            queue.put(MESSAGE_JSON)
-
-    return count / seconds(work)
+    return puts(SQLiteAckQueue(str(path), auto_commit=True), count)
 
 
 def persist_queue_consumes(path: Path, count: int) -> float:
     queue = SQLiteAckQueue(str(path), auto_commit=True)
-    for _ in range(count):
-        queue.put(MESSAGE_JSON)
+    puts(queue, count)
+    return count / seconds(lambda: [queue.ack(queue.get()) for _ in range(count)])
 
-    def work() -> None:
-        for _ in range(count):
-            queue.ack(queue.get())
 
-    return count / seconds(work)
+def puts(queue: Any, count: int) -> float:
+    return count / seconds(lambda: [queue.put(MESSAGE_JSON) for _ in range(count)])
+
+
+def _litequeue(path: Path) -> LiteQueue:
+    queue = LiteQueue(str(path))
+    queue.conn.execute("PRAGMA synchronous = FULL")
+    return queue

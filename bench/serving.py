@@ -16,7 +16,7 @@ import websockets.asyncio.client
 
 import lines
 import rivals
-from common import MESSAGE_JSON, fresh_directory, medians, served
+from common import MESSAGE_JSON, fresh_directory, fresh_paths, medians, served
 from report import Line, against
 from serving_rivals import rival_figures
 
@@ -75,11 +75,8 @@ def echo_per_s() -> float:
 
 def floor_per_s() -> float:
     """A bare echo and a bare commit, one after the other: what a publish through a server cannot do without."""
-    with fresh_directory() as directory:
-        names = iter(range(REPEATS))
-        echo, commit = medians(
-            REPEATS, echo_per_s, lambda: rivals.bare_inserts(directory / f"{next(names)}.db", 1, ONE_BY_ONE)
-        )
+    with fresh_paths() as paths:
+        echo, commit = medians(REPEATS, echo_per_s, lambda: rivals.bare_inserts(next(paths), 1, ONE_BY_ONE))
     return 1 / (1 / echo + 1 / commit)
 
 

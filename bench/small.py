@@ -16,7 +16,7 @@ import rivals
 import serving
 import serving_rivals
 import starting
-from common import fill, fresh_directory
+from common import fill, fresh_paths, median_columns
 from postgres_ground import Ground
 from report import Line, against
 from serving_rivals import jetstream_server, redis_server, run
@@ -40,7 +40,7 @@ def in_turn(name: str, other: Other | None = None, ground: Ground | None = None)
         if other is not None:
             with serving_rivals.left_out_if_it_fails(f"beside {name}"):
                 others.append(other())
-    first, second = (statistics.median(column) for column in zip(*ours, strict=True))
+    first, second = median_columns(ours)
     beside = statistics.median(others) if others else None
     print(f"  {name}: {first:,.2f}, {second:,.2f}" + ("" if beside is None else f"; beside {beside:,.2f}"), flush=True)
     return first, second, beside
@@ -58,8 +58,7 @@ def through_a_server() -> Iterator[Line]:
     other = "JetStream always failed" if theirs is None else f"JetStream always {theirs:.2f} ms"
     ratio = None if theirs is None else p50 / theirs
     yield Line("server: publish to handler", f"{p50:.2f} / {p99:.2f} ms", other, ratio, "< 1.2 / < 5 ms, ≤ 2 ×", met)
-    with fresh_directory() as directory:
-        paths = (directory / f"{number}.db" for number in itertools.count())
+    with fresh_paths() as paths:
 
         def floor() -> float:
             return 1 / (1 / serving.echo_per_s() + 1 / rivals.bare_inserts(next(paths), 1, FLOOR_COUNT))
@@ -97,11 +96,10 @@ def on_postgres(ground: Ground) -> Iterator[Line]:
 
 
 def on_a_file() -> Iterator[Line]:
-    with fresh_directory() as directory:
-        paths = (directory / f"{number}.db" for number in itertools.count())
+    with fresh_paths() as paths:
         bare = partial(rivals.bare_inserts, batch=1, batches=FLOOR_COUNT)
         yield compared("file: publish one by one", "bare APSW", lambda: bare(next(paths)), 0.85)
-        filled = directory / "filled.db"
+        filled = next(paths)
         fill(filled, RIVAL_COUNT)
         read = partial(rivals.bare_reads, filled)
         yield compared("file: fetch and ack in 100s", "bare APSW, reading the rows", read, 0.15)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from report import Line
+from report import Line, at_most
 from spark_ground import EXPLICIT_ID_EVERY, Ground, Took, in_turn, pipeline, rival
 
 NOTHING_NEW_S_MAX, MILLION, MILLION_S_MAX = 2.0, 1_000_000, 30.0
@@ -36,7 +36,7 @@ def million(ground: Ground) -> list[Line]:
     return [*lines, size("the lake, all tables", lake, parquet), size("bronze", lake / "bronze", parquet / "bronze")]
 
 
-def first_runs(ground: Ground, messages: int, at_most: float | None = None) -> list[Line]:
+def first_runs(ground: Ground, messages: int, most: float | None = None) -> list[Line]:
     """The first run into a lake. One lake and the script's Parquet are kept for later measurements."""
     log, directory = ground.log_of(messages), ground.directory
     rows = ground.rows_of(log)
@@ -49,7 +49,7 @@ def first_runs(ground: Ground, messages: int, at_most: float | None = None) -> l
         },
     )
     what = f"first run, {messages:,} messages"
-    lines = [beside(what, found["ours"], BARE, found[BARE], at_most), beside("", found["ours"], JDBC, found[JDBC])]
+    lines = [beside(what, found["ours"], BARE, found[BARE], most), beside("", found["ours"], JDBC, found[JDBC])]
     if messages == MILLION:
         lines.insert(0, within(what, found["ours"], MILLION_S_MAX))
     return lines
@@ -113,16 +113,15 @@ def memory(ground: Ground) -> list[Line]:
         with ground.passing("lake") as path:
             took.append(run(ground.log_of(messages), path, watched=True))
     large, small = took
-    name, ratio = f"{ground.small:,} messages", large.peak_bytes / small.peak_bytes
+    name = f"{ground.small:,} messages"
     return [
         beside(f"first run, {ground.messages:,} messages", [large], name, [small]),
-        Line(
+        at_most(
             "most memory (PSS): driver, JVM, workers",
             f"{large.peak_bytes / MIB:,.0f} MiB",
             f"{name} {small.peak_bytes / MIB:,.0f} MiB",
-            ratio,
-            f"≤ {MEMORY_RATIO_MAX:g} ×",
-            ratio <= MEMORY_RATIO_MAX,
+            large.peak_bytes / small.peak_bytes,
+            MEMORY_RATIO_MAX,
         ),
     ]
 
@@ -139,10 +138,10 @@ def size(what: str, ours: Path, other: Path) -> Line:
 # --- lines ----------------------------------------------------------------------------------------------------------
 
 
-def beside(what: str, ours: Found, name: str, other: Found, at_most: float | None = None) -> Line:
+def beside(what: str, ours: Found, name: str, other: Found, most: float | None = None) -> Line:
     ratio = None if isinstance(ours, str) or isinstance(other, str) else _seconds(ours) / _seconds(other)
-    wanted = "" if at_most is None else f"≤ {at_most:g} ×"
-    met = None if at_most is None or ratio is None else ratio <= at_most
+    wanted = "" if most is None else f"≤ {most:g} ×"
+    met = None if most is None or ratio is None else ratio <= most
     return Line(what, _text(ours), f"{name} {_text(other)}", ratio, wanted, met)
 
 

@@ -1,4 +1,5 @@
-"""Streams: the cost of an idle trigger, and the effect of a reading stream on publishers."""
+"""Spark's source in a warm session: whole rows into the noop sink; streams, with the cost of an idle trigger and the
+effect of a reading stream on publishers."""
 
 from __future__ import annotations
 
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import headwater
-from common import MESSAGE, TOPIC, Child, wait_for_go
+from common import MESSAGE, TOPIC, Child, medians, seconds, wait_for_go
 from processes import cpu_s, tree
-from report import Line
+from report import Line, against
 from spark_ground import Ground
+from spark_jdbc import PARTITIONS, jdbc
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 IDLE_S, IDLE_MS_MAX = 6.0, 200
@@ -25,6 +28,25 @@ SMALL_BATCHES, SMALL_BATCH = 15, 100
 PUBLISH_S, PUBLISH_BATCH = 6.0, 100
 RATIO_MIN = 0.8
 WAIT_S_MAX = 120.0
+
+
+def reading_once(ground: Ground) -> list[Line]:
+    spark, log, messages = ground.spark, str(ground.log), ground.messages
+
+    def rate(frame: DataFrame) -> float:
+        return messages / seconds(frame.write.format("noop").mode("overwrite").save)
+
+    measures = (
+        lambda: rate(spark.read.format("headwater").options(path=log, minPartitions=str(PARTITIONS)).load()),
+        lambda: rate(jdbc(spark, log, partitions=PARTITIONS, upto=messages)),
+        lambda: rate(jdbc(spark, log)),
+    )
+    medians(1, *measures)  # warm up the JVM
+    ours, two, one = medians(ground.repeats, *measures)
+    return [
+        against("whole rows, 2 partitions", ours, "JDBC in two partitions", two, 1.5),
+        against("", ours, "JDBC as it comes", one, 3),
+    ]
 
 
 def measure(ground: Ground) -> list[Line]:
