@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import apsw
+import msgspec
+import pytest
 from foreign_client import Serve, connect, gone
 
 import headwater
 from headwater import ManualClock
+from headwater.broker.deliveries import Claimed
+from headwater.message import Message, readable
+from headwater.server import live, shapes
 from headwater.server.connection import OUTGOING_BYTES_MAX
+
+DEEPEST_ROW = "[" * 1_000 + "]" * 1_000  # SQLite's JSON nests no deeper
 
 
 async def test_a_notification_has_topic_data_and_pattern(serve: Serve) -> None:
@@ -124,6 +132,77 @@ async def test_a_message_too_large_for_any_frame_stops_no_other_client(serve: Se
         counts = await client.call("rpc.dead_letters.stats")
         assert counts["by_subscription"] == {"pushed": 1, "fetched": 1}
         assert counts["by_reason"] == {"processing_error": 2}
+
+
+@pytest.mark.parametrize(
+    ("data", "headers", "seen"),
+    [
+        ("1e999", None, ("1e999", {})),
+        ('"\\ud800"', None, ('"\\ud800"', {})),
+        (DEEPEST_ROW, None, (DEEPEST_ROW, {})),
+        ("1", '{"x": 1e999}', (1, {"type": "t"})),
+        ("1", '{"x": "\\ud800"}', (1, {"type": "t"})),
+        ("1", f'{{"x": {DEEPEST_ROW[1:-1]}}}', (1, {"type": "t"})),
+    ],
+    ids=["infinite data", "half a character", "deep data", "infinite header", "half a header", "deep header"],
+)
+async def test_a_row_that_could_not_be_published_reaches_its_readers_and_stops_none(
+    serve: Serve, tmp_path: Path, data: str, headers: str | None, seen: tuple[Any, Any]
+) -> None:
+    """SQLite's check of an INSERT takes JSON that no client can send."""
+    async with serve() as server, connect(server) as client:
+        await client.call("rpc.subscribe", {"topic": "a"})
+        await client.subscribe("pushed", "a")
+        await client.subscribe("fetched", "a", deliver="fetch", max_attempts=1)
+        by_hand = apsw.Connection(str(tmp_path / "log.db"))
+        type_ = None if headers is None else "t"
+        by_hand.execute(
+            "INSERT INTO messages (topic, data, headers, type) VALUES ('a', ?, ?, ?)", (data, headers, type_)
+        )
+        by_hand.close()
+        await client.publish("a", "sound")
+        heard = await client.notes(4)
+        for method in ("rpc.notification", "rpc.notification.persistent"):
+            found = [note["params"] for note in heard if note["method"] == method]
+            assert [(each["data"], each["headers"]) for each in found] == [seen, ("sound", {})]
+        params = {"subscription_id": "fetched"}
+        fetched = await client.call("rpc.fetch", params)
+        assert [message[0] for message, _, _ in fetched["messages"]] == [1, 2]
+        await client.call("rpc.reject", {**params, "sequence_id": 1})
+        assert (await client.call("rpc.dead_letters.stats"))["total"] == 1
+
+
+def test_a_payload_nested_almost_as_deeply_as_this_process_reads_is_sent_as_text() -> None:
+    """In a frame it is nested deeper, and the stack of its reader may be higher."""
+
+    def nested(depth: int) -> Message:
+        return Message(1, "a", msgspec.Raw(b"[" * depth + b"]" * depth), 0, 2 * depth, 0)
+
+    deepest = next(depth for depth in range(1_000, 0, -1) if readable(nested(depth).raw))
+    for less in range(shapes.ENVELOPE_DEPTH - 4):
+        assert shapes.fetched([Claimed(nested(deepest - less), 1, 1)]).unreadable == [0]
+    assert not shapes.fetched([Claimed(nested(deepest // 2), 1, 1)]).unreadable
+
+
+async def test_an_error_of_ours_while_sending_ends_neither_the_live_feed_nor_a_subscription_silently(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "RETRY_S", 0)
+    json_data = shapes._json_data
+
+    def fails_for_bad(message: Message) -> msgspec.Raw:
+        if message.data == "bad":
+            raise RuntimeError("made up")
+        return json_data(message)
+
+    monkeypatch.setattr(shapes, "_json_data", fails_for_bad)
+    async with serve() as server, connect(server) as listener, connect(server) as consumer:
+        await listener.call("rpc.subscribe", {"topic": "a"})
+        await consumer.subscribe("s", "a")
+        await listener.publish("a", "bad")
+        assert await consumer.note("rpc.lost") == {"subscription_id": "s", "why": "internal error"}
+        await listener.publish("a", "good")
+        assert (await listener.note("rpc.notification"))["data"] == "good"
 
 
 async def test_what_listeners_do_not_read_is_bounded(serve: Serve) -> None:

@@ -131,7 +131,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
             "id": self.id,
             "topic": self.topic,
             "data": self.data if readable(self.raw) else self.data_json,
-            "headers": self.headers,
+            "headers": _readable_headers(self),
             **{name: value for name, value in named.items() if value is not None},
             "priority": self.priority,
             **{name: None if (ms := self.field(name)) is None else iso(ms) for name in _TIMES.values()},
@@ -231,6 +231,11 @@ else:
 _SAME_IN_DOCUMENT = ("seq", "topic", "size", *(each.option for each in EXTRA_FIELDS if each.kind in ("text", "whole")))
 
 
+def _readable_headers(message: Message) -> dict[str, Any]:
+    """Invalid ones (put in by hand) are left out: they must not keep a message from its dead letter."""
+    return message.headers if readable(message.raw_headers) else {}
+
+
 def to_document(message: Message) -> MessageDocument:
     data = message.raw
     unreadable = not readable(data)
@@ -240,7 +245,7 @@ def to_document(message: Message) -> MessageDocument:
     for attribute, name in _TIMES.items():
         ms = getattr(message, attribute)
         fields[name] = None if ms is None else iso(ms)
-    headers = message.raw_headers if message.headers else NO_HEADERS
+    headers = message.raw_headers if _readable_headers(message) else NO_HEADERS
     return MessageDocument(id=message.id, data=data, unreadable=unreadable, headers=headers, **fields)
 
 

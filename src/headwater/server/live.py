@@ -7,9 +7,11 @@ counted; a durable subscription misses none.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING
 
+from headwater.broker.deliveries import Claimed
 from headwater.broker.flow import run_async
 from headwater.broker.live import JUST_BEFORE_MS
 from headwater.broker.log import LocalLog
@@ -106,29 +108,33 @@ class LiveHub:
     async def _run(self, tail: TailConsumer) -> None:
         while True:
             try:
-                found = await run_async(tail.take(PAGE, None))
+                await self._send_to_all(await run_async(tail.take(PAGE, None)))
             except ClosedError:
                 return
             except HeadwaterError as exc:
                 logger.warning("the live feed tries again: %s", exc)
                 await asyncio.sleep(RETRY_S)
-                continue
-            by_connection: dict[Connection, list[LiveMessage]] = {}
-            for claimed in found:
-                for subscription in self._trie.match(claimed.message.topic):
-                    if claimed.message.seq > subscription.after:
-                        each = LiveMessage(claimed.message, subscription.pattern)
-                        by_connection.setdefault(subscription.connection, []).append(each)
-            sent_bytes = 0
-            for connection, matching in by_connection.items():
-                own = self._subscriptions.get(connection, {})  # they may have ended since
-                wanted = [each for each in matching if each.pattern.text in own]
-                sent = _send_all(connection, wanted)
-                self._metrics.count_live(sent, len(wanted) - sent)
-                sent_bytes += sum(each.message.size for each in wanted) + CLIENT_BYTES_MIN
-                if sent_bytes >= SLICE_BYTES:
-                    sent_bytes = 0
-                    await asyncio.sleep(0)  # for the other connections
+            except Exception:  # no message may end the feed of all clients
+                logger.exception("messages were left out of the live feed")
+                await asyncio.sleep(RETRY_S)
+
+    async def _send_to_all(self, found: Sequence[Claimed]) -> None:
+        by_connection: dict[Connection, list[LiveMessage]] = {}
+        for claimed in found:
+            for subscription in self._trie.match(claimed.message.topic):
+                if claimed.message.seq > subscription.after:
+                    each = LiveMessage(claimed.message, subscription.pattern)
+                    by_connection.setdefault(subscription.connection, []).append(each)
+        sent_bytes = 0
+        for connection, matching in by_connection.items():
+            own = self._subscriptions.get(connection, {})  # they may have ended since
+            wanted = [each for each in matching if each.pattern.text in own]
+            sent = _send_all(connection, wanted)
+            self._metrics.count_live(sent, len(wanted) - sent)
+            sent_bytes += sum(each.message.size for each in wanted) + CLIENT_BYTES_MIN
+            if sent_bytes >= SLICE_BYTES:
+                sent_bytes = 0
+                await asyncio.sleep(0)  # for the other connections
 
     async def close(self) -> None:
         self._closed = True

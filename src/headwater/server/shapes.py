@@ -22,6 +22,9 @@ from headwater.topics import Pattern
 if TYPE_CHECKING:
     from headwater.server.subscriptions import Subscriptions
 
+ENVELOPE_DEPTH = 64  # levels that a frame adds to a payload, and more, because the stack of its reader takes some too
+DEEP_BYTES_MIN = 1024  # shorter text is not nested deeply
+
 _NO_HEADERS: dict[str, Any] = {}
 Refused = Mapping[tuple[str, int], HeadwaterError]  # by subscription_id and sequence_id
 
@@ -183,18 +186,29 @@ def _notification(message: Message, pattern: str) -> rpc.Notification:
 
 
 def _all_headers(message: Message) -> dict[str, Any]:
-    """The free headers and the named ones together, with priority where it is not 0."""
+    """The free headers and the named ones together. Free ones that are invalid (inserted by hand) are left out."""
     named = {name: value for name in NAMED_HEADERS if (value := message.field(name)) is not None}
-    if bytes(message.raw_headers) == b"null":
+    if bytes(message.raw_headers) == b"null" or not _is_sendable(message.raw_headers):
         return named or _NO_HEADERS
     return {**message.headers, **named}
 
 
 def _json_data(message: Message) -> msgspec.Raw:
     """The payload as JSON. An invalid one (inserted by hand) goes as text, or the frame would be invalid."""
-    if readable(message.raw):
-        return message.raw
-    return msgspec.Raw(msgspec.json.encode(bytes(message.raw).decode(errors="replace")))
+    return message.raw if _is_sendable(message.raw) else _as_text(message.raw)
+
+
+def _as_text(raw: msgspec.Raw) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(bytes(raw).decode(errors="replace")))
+
+
+def _is_sendable(raw: msgspec.Raw) -> bool:
+    """Whether it is JSON, also for a receiver that can nest ENVELOPE_DEPTH levels less than this process."""
+    return readable(msgspec.Raw(_with_envelope(bytes(raw))))
+
+
+def _with_envelope(text: bytes) -> bytes:
+    return text if len(text) < DEEP_BYTES_MIN else b"%b%b%b" % (b"[" * ENVELOPE_DEPTH, text, b"]" * ENVELOPE_DEPTH)
 
 
 # --- the result of rpc.fetch ----------------------------------------------------------------------------------------
@@ -207,22 +221,16 @@ def fetched(found: Sequence[Claimed]) -> rpc.Fetched:
     whether a payload is invalid JSON; only then each message is checked."""
     packed = msgspec.json.encode(found)
     try:
-        _skim.decode(packed)
+        _skim.decode(_with_envelope(packed))
         return rpc.Fetched(msgspec.Raw(packed))
     except (msgspec.DecodeError, RecursionError):
         pass
-    unreadable = [at for at, claimed in enumerate(found) if not _all_readable(claimed.message)]
-    valid = [_as_text(claimed) if at in unreadable else claimed for at, claimed in enumerate(found)]
+    valid, unreadable = list(found), []
+    for at, claimed in enumerate(found):
+        message = claimed.message
+        if not (_is_sendable(message.raw) and _is_sendable(message.raw_headers)):
+            headers = message.raw_headers if _is_sendable(message.raw_headers) else NO_HEADERS
+            message = msgspec.structs.replace(message, raw=_as_text(message.raw), raw_headers=headers)
+            valid[at] = msgspec.structs.replace(claimed, message=message)
+            unreadable.append(at)
     return rpc.Fetched(msgspec.Raw(msgspec.json.encode(valid)), unreadable)
-
-
-def _all_readable(message: Message) -> bool:
-    return readable(message.raw) and readable(message.raw_headers)
-
-
-def _as_text(claimed: Claimed) -> Claimed:
-    headers = claimed.message.raw_headers if readable(claimed.message.raw_headers) else NO_HEADERS
-    text = msgspec.Raw(msgspec.json.encode(bytes(claimed.message.raw).decode(errors="replace")))
-    return msgspec.structs.replace(
-        claimed, message=msgspec.structs.replace(claimed.message, raw=text, raw_headers=headers)
-    )

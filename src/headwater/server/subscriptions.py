@@ -382,9 +382,12 @@ class Subscriptions:
             except StoreError as exc:
                 logger.warning("delivery of subscription %s is retried: %s", subscriber.id, exc)
                 await asyncio.sleep(RETRY_S)
-            except (LeaseLostError, UnknownSubscriptionError, ClosedError) as exc:
+            except Exception as exc:
+                why = exc.why if isinstance(exc, HeadwaterError) else "internal error"
+                if not isinstance(exc, (LeaseLostError, UnknownSubscriptionError, ClosedError)):
+                    logger.exception("delivery of subscription %s ended", subscriber.id)
                 if not connection.is_gone and self._held.get(id) is held:
-                    connection.notify("rpc.lost", rpc.LostNotice(id, exc.why))
+                    connection.notify("rpc.lost", rpc.LostNotice(id, why))
                     del self._held[id]
                     self._in_background(self._release_quietly(held, vanished=False))
                 return
