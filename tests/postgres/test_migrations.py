@@ -14,7 +14,9 @@ from headwater.delivery.publishing import DedupeWindow
 from headwater.errors import NewerSchemaError, NotALogError, StoreError
 from headwater.message import make_draft
 from headwater.stores.postgres import PostgresStore, migrations
+from headwater.stores.postgres.connection import connect, place_of
 from headwater.stores.postgres.migrations import SCHEMA_VERSION, prepare
+from headwater.stores.postgres.pipelined import PipelinedConnection
 from headwater.stores.sql import OWN_TABLES
 
 NOW = 1_700_000_000_000
@@ -37,21 +39,21 @@ def schema() -> str:
 
 
 @pytest.fixture
-def connection(database: str) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(database, autocommit=True) as opened:
+def connection(database: str) -> Iterator[PipelinedConnection]:
+    with connect(place_of(database), application="test") as opened:
         yield opened
 
 
-def relations(connection: psycopg.Connection, schema: str) -> set[str]:
+def relations(connection: PipelinedConnection, schema: str) -> set[str]:
     query = "SELECT relname FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %s)"
     return {name for (name,) in connection.execute(query, (schema,))}
 
 
-def facts(connection: psycopg.Connection, schema: str) -> dict[str, int]:
+def facts(connection: PipelinedConnection, schema: str) -> dict[str, int]:
     return dict(connection.execute(f"SELECT name, value FROM {schema}.headwater").fetchall())
 
 
-def test_a_log_is_made_once_and_found_again(connection: psycopg.Connection, schema: str) -> None:
+def test_a_log_is_made_once_and_found_again(connection: PipelinedConnection, schema: str) -> None:
     salt = prepare(connection, schema, NAME)
     made, known = relations(connection, schema), facts(connection, schema)
     assert made >= OWN_TABLES
@@ -62,7 +64,7 @@ def test_a_log_is_made_once_and_found_again(connection: psycopg.Connection, sche
     assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
-def test_two_schemas_are_two_logs(database: str, connection: psycopg.Connection, schema: str) -> None:
+def test_two_schemas_are_two_logs(database: str, connection: PipelinedConnection, schema: str) -> None:
     stores = [PostgresStore(f"{database}?schema={schema}_{name}") for name in ("one", "two")]
     for number, store in enumerate(stores, start=1):
         with store.write() as writer:
@@ -75,9 +77,9 @@ def test_two_schemas_are_two_logs(database: str, connection: psycopg.Connection,
     assert stores[0].salt != stores[1].salt
 
 
-def test_many_that_make_it_at_once_make_one(database: str, connection: psycopg.Connection, schema: str) -> None:
+def test_many_that_make_it_at_once_make_one(database: str, connection: PipelinedConnection, schema: str) -> None:
     openers = 6
-    others = [psycopg.connect(database, autocommit=True) for _ in range(openers)]
+    others = [connect(place_of(database), application="test") for _ in range(openers)]
     connection.execute("BEGIN")  # all of them find nothing, and then wait
     connection.execute("SELECT pg_advisory_xact_lock(hashtext('headwater'), hashtext(%s))", (schema,))
     with ThreadPoolExecutor(openers) as pool:
@@ -93,7 +95,7 @@ def test_many_that_make_it_at_once_make_one(database: str, connection: psycopg.C
 
 
 def test_a_role_that_may_not_create_can_use_what_is_there(
-    database: str, connection: psycopg.Connection, schema: str
+    database: str, connection: PipelinedConnection, schema: str
 ) -> None:
     prepare(connection, schema, NAME)
     connection.execute(f"CREATE ROLE {schema} LOGIN")
@@ -110,7 +112,7 @@ def test_a_role_that_may_not_create_can_use_what_is_there(
 # --- what is in the way -------------------------------------------------------------------------------------
 
 
-def test_a_newer_one_is_refused_and_left_as_it_is(connection: psycopg.Connection, schema: str) -> None:
+def test_a_newer_one_is_refused_and_left_as_it_is(connection: PipelinedConnection, schema: str) -> None:
     prepare(connection, schema, NAME)
     newer = SCHEMA_VERSION + 1
     connection.execute(f"UPDATE {schema}.headwater SET value = {newer} WHERE name = 'schema_version'")
@@ -130,7 +132,7 @@ def test_a_newer_one_is_refused_and_left_as_it_is(connection: psycopg.Connection
         "CREATE FUNCTION {}.next_seq() RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
     ],
 )
-def test_names_of_the_users_in_the_way_are_left_alone(connection: psycopg.Connection, schema: str, own: str) -> None:
+def test_names_of_the_users_in_the_way_are_left_alone(connection: PipelinedConnection, schema: str, own: str) -> None:
     connection.execute(f"CREATE SCHEMA {schema}")
     connection.execute(own.replace("{}", schema).encode())
     before = relations(connection, schema)
@@ -141,7 +143,7 @@ def test_names_of_the_users_in_the_way_are_left_alone(connection: psycopg.Connec
     assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
-def test_other_tables_in_the_schema_do_no_harm(connection: psycopg.Connection, schema: str) -> None:
+def test_other_tables_in_the_schema_do_no_harm(connection: PipelinedConnection, schema: str) -> None:
     connection.execute(f"CREATE SCHEMA {schema}; CREATE TABLE {schema}.mine (n integer)")
     prepare(connection, schema, NAME)
     assert relations(connection, schema) >= OWN_TABLES | {"mine"}
@@ -150,7 +152,7 @@ def test_other_tables_in_the_schema_do_no_harm(connection: psycopg.Connection, s
 def test_a_database_that_keeps_no_unicode_is_refused(postgres: PostgresServer) -> None:
     with postgres.administration() as administration:
         administration.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
-    with psycopg.connect(postgres.url_of("latin")) as connection, pytest.raises(StoreError, match="LATIN1"):
+    with PipelinedConnection.connect(postgres.url_of("latin")) as connection, pytest.raises(StoreError, match="LATIN1"):
         prepare(connection, "headwater", NAME)
     postgres.drop_database(postgres.url_of("latin"))
 
@@ -171,14 +173,14 @@ def two_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def old(connection: psycopg.Connection, schema: str) -> str:
+def old(connection: PipelinedConnection, schema: str) -> str:
     """A log of today's version with a message in it."""
     prepare(connection, schema, NAME)
     connection.execute(f"INSERT INTO {schema}.messages (topic, data) VALUES ('a', '1')")
     return schema
 
 
-def test_an_older_one_takes_all_steps(connection: psycopg.Connection, old: str, two_steps: Any) -> None:
+def test_an_older_one_takes_all_steps(connection: PipelinedConnection, old: str, two_steps: Any) -> None:
     salt = facts(connection, old)["salt"]
     assert prepare(connection, old, NAME) == salt
     assert facts(connection, old)["schema_version"] == SCHEMA_VERSION + 2
@@ -188,7 +190,7 @@ def test_an_older_one_takes_all_steps(connection: psycopg.Connection, old: str, 
 
 
 def test_a_step_that_fails_leaves_nothing_and_those_before_it_stay(
-    connection: psycopg.Connection, old: str, two_steps: list[str]
+    connection: PipelinedConnection, old: str, two_steps: list[str]
 ) -> None:
     mended, two_steps[-1] = two_steps[-1], "CREATE TABLE half (n bigint); SELECT 1 / 0"
     with pytest.raises(
@@ -204,19 +206,19 @@ def test_a_step_that_fails_leaves_nothing_and_those_before_it_stay(
 
 def test_many_that_upgrade_it_at_once_do_it_once(database: str, old: str, two_steps: Any) -> None:
     def upgrade(_: int) -> int:
-        with psycopg.connect(database, autocommit=True) as mine:
+        with connect(place_of(database), application="test") as mine:
             return prepare(mine, old, NAME)
 
     with ThreadPoolExecutor(6) as pool:
         assert len(set(pool.map(upgrade, range(6), timeout=WAIT_S))) == 1
-    with psycopg.connect(database) as connection:
+    with connect(place_of(database), application="test") as connection:
         assert connection.execute(f"SELECT count(*) FROM {old}.extra").fetchall() == [(1,)]
 
 
 # --- logs of older versions ---------------------------------------------------------------------------------
 
 
-def shape_of(connection: psycopg.Connection, schema: str) -> set[tuple[Any, ...]]:
+def shape_of(connection: PipelinedConnection, schema: str) -> set[tuple[Any, ...]]:
     """Columns, constraints and indexes."""
     columns = f"""
         SELECT table_name, column_name, data_type, collation_name, column_default, is_nullable
@@ -233,7 +235,7 @@ def shape_of(connection: psycopg.Connection, schema: str) -> set[tuple[Any, ...]
 
 
 @pytest.fixture
-def version_1(connection: psycopg.Connection, schema: str) -> str:
+def version_1(connection: PipelinedConnection, schema: str) -> str:
     """A log as version 1 made it: five messages, each with an id; the message of the last one is gone."""
     connection.execute(f"CREATE SCHEMA {schema}")
     make_version_1(connection, schema)
@@ -249,7 +251,7 @@ def version_1(connection: psycopg.Connection, schema: str) -> str:
     return schema
 
 
-def test_an_old_log_looks_like_a_new_one(connection: psycopg.Connection, version_1: str) -> None:
+def test_an_old_log_looks_like_a_new_one(connection: PipelinedConnection, version_1: str) -> None:
     prepare(connection, version_1, NAME)
     new = f"{version_1}_new"
     prepare(connection, new, NAME)
@@ -269,7 +271,7 @@ def test_ids_are_remembered_on_the_topics_they_were_published_on(database: str, 
     store.close()
 
 
-def test_the_function_publishes_by_topic_too(connection: psycopg.Connection, version_1: str) -> None:
+def test_the_function_publishes_by_topic_too(connection: PipelinedConnection, version_1: str) -> None:
     prepare(connection, version_1, NAME)
 
     def publish(topic: str) -> Any:
@@ -280,7 +282,7 @@ def test_the_function_publishes_by_topic_too(connection: psycopg.Connection, ver
 
 
 def test_a_role_gets_the_rights_on_the_figures_that_it_has_on_the_timings(
-    connection: psycopg.Connection, version_1: str
+    connection: PipelinedConnection, version_1: str
 ) -> None:
     reader, application = f"{version_1}_reader", f"{version_1}_application"
     for role, verbs in ((reader, "SELECT"), (application, "SELECT, INSERT, UPDATE, DELETE")):

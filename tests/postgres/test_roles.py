@@ -21,7 +21,7 @@ from headwater.message import DATA_BYTES_MAX, HEADERS_BYTES_MAX, ID_CHARS_MAX, N
 from headwater.pipeline.logs import Condition, Range, backend_of, log_identity, open_reader, read_table
 from headwater.stores.dedupe_postgres import PostgresDedupe
 from headwater.stores.postgres import migrations
-from headwater.stores.postgres.connection import place_of
+from headwater.stores.postgres.connection import connect, place_of
 from headwater.stores.postgres.migrations import OWN_FUNCTIONS, prepare
 from headwater.stores.sql import OWN_TABLES
 from headwater.topics import check_topic
@@ -156,7 +156,7 @@ def test_public_has_no_right_at_all(roles: Roles) -> None:
 
 
 def test_rights_to_public_that_a_database_gives_by_itself_are_taken_back(postgres_url: str) -> None:
-    with psycopg.connect(postgres_url, autocommit=True) as admin:
+    with connect(place_of(postgres_url), application="test") as admin:
         for kind in ("TABLES", "SEQUENCES", "SCHEMAS"):
             admin.execute(f"ALTER DEFAULT PRIVILEGES GRANT ALL ON {kind} TO PUBLIC")
         prepare(admin, "headwater", "the log")
@@ -520,7 +520,7 @@ def old_log(postgres: PostgresServer, postgres_url: str) -> Iterator[OldLog]:
     """As version 1 made it, with roles as its documentation had them."""
     made = OldLog(postgres_url, next(_numbers))
     names = [made.owner, made.application, made.publisher, made.reader, made.explicit]
-    with psycopg.connect(postgres_url, autocommit=True) as admin:
+    with connect(place_of(postgres_url), application="test") as admin:
         for role in names:
             admin.execute(f"CREATE ROLE {role} LOGIN")
         make_old_log(postgres_url, "headwater", admin, made.owner)
@@ -600,7 +600,7 @@ def test_a_migrated_log_is_as_a_new_one(old_log: OldLog, postgres: PostgresServe
                 " ON own.oid = adrelid WHERE relnamespace = 'headwater'::regnamespace ORDER BY 1, 2"
             ).fetchall()
 
-    with psycopg.connect(new_log := postgres.new_database(), autocommit=True) as admin:
+    with connect(place_of(new_log := postgres.new_database()), application="test") as admin:
         prepare(admin, "headwater", "the log")
     assert shape(old_log.database) == shape(new_log)
     postgres.drop_database(new_log)

@@ -1,8 +1,6 @@
 """A long log stays quick: every statement of the hot paths finds its rows by an index and looks at a bounded number of
 pages, whether it is planned for its parameters or once for all of them."""
 
-import itertools
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,7 +17,7 @@ from headwater.ports.records import DeliveryRow, Selection, SubscriptionRecord, 
 from headwater.stores.postgres import PostgresStore
 from headwater.stores.postgres.connection import SQL
 from headwater.stores.postgres.known import KnownSubscriptions
-from headwater.stores.postgres.pipelined import PipelinedConnection
+from headwater.stores.postgres.pipelined import PipelinedConnection, numbered
 from headwater.stores.postgres.pipelined import Statement as Asked
 from headwater.stores.postgres.writer import PostgresWriter
 from headwater.stores.sql import SCAN_SEQS_MAX, TopicTail
@@ -138,9 +136,7 @@ def plans(store: PostgresStore, statements: list[Statement], *, generic: bool) -
         connection.execute(SQL["plan_by_index"].encode())  # as a writer does
         connection.execute("SET plan_cache_mode = " + ("force_generic_plan" if generic else "force_custom_plan"))
         for name, (sql, bindings) in enumerate(statements):
-            numbers = itertools.count(1)
-            numbered = re.sub("%s", lambda _: f"${next(numbers)}", sql)  # noqa: B023 (used up at once)
-            connection.execute(f"PREPARE s{name} AS {numbered}".encode())
+            connection.execute(f"PREPARE s{name} AS ".encode() + numbered(sql))
             values = ", ".join(["%s"] * len(bindings))
             call = f"EXECUTE s{name}({values})" if bindings else f"EXECUTE s{name}"
             explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {call}"
@@ -204,7 +200,7 @@ def test_so_it_is_before_the_table_was_first_analysed(postgres_schema_url: str) 
 
 
 def test_the_check_itself_sees_a_table_that_is_read_from_end_to_end(store: PostgresStore) -> None:
-    [plan] = plans(store, [("SELECT count(data) FROM messages WHERE size > %s", [1])], generic=False)
+    [plan] = plans(store, [("SELECT count(data) FROM messages WHERE size > ?", [1])], generic=False)
     assert pages(plan) > SCAN_PAGES_MAX
     assert walked(plan) == ["messages"]
 

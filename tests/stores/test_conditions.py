@@ -19,8 +19,8 @@ from headwater.delivery.filters import (
     parse_where,
 )
 from headwater.errors import InvalidPatternError
+from headwater.stores.conditions import topic_condition
 from headwater.stores.postgres import conditions as postgres_conditions
-from headwater.stores.sqlite import conditions as sqlite_conditions
 from headwater.topics import parse_pattern
 from headwater.topics.pattern import Dialect
 
@@ -311,7 +311,7 @@ def test_only_the_character_nul_needs_python() -> None:
 
 
 def test_in_sqlite_a_prefix_is_searched_by_index() -> None:
-    condition, _ = sqlite_conditions.topic_condition(parse_pattern("orders.>"))
+    condition, _ = topic_condition(parse_pattern("orders.>"))
     log = InSqlite().log
     log.execute("CREATE INDEX by_topic ON messages (topic)")
     plan = log.execute(f"EXPLAIN QUERY PLAN SELECT 1 FROM messages WHERE {condition.sql}", condition.params).fetchall()

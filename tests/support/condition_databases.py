@@ -8,7 +8,9 @@ import apsw
 import psycopg
 
 from headwater.delivery.filters import EntityFilter, Where
+from headwater.stores.conditions import topic_condition
 from headwater.stores.postgres import conditions as postgres_conditions
+from headwater.stores.postgres.pipelined import PipelinedConnection
 from headwater.stores.sqlite import conditions as sqlite_conditions
 from headwater.topics import Pattern
 
@@ -56,7 +58,7 @@ class InSqlite:
         return Asked(*sqlite_conditions.entity_condition(filter))
 
     def topics(self, pattern: Pattern) -> Asked:
-        return Asked(*sqlite_conditions.topic_condition(pattern))
+        return Asked(*topic_condition(pattern))
 
     def selects(self, condition: Condition, row: Mapping[str, object]) -> bool:
         columns = ", ".join(f'"{name}"' for name in row)
@@ -75,7 +77,7 @@ class InPostgres:
     fills_in_size = True
 
     def __init__(self, url: str) -> None:
-        self.log = psycopg.connect(url, autocommit=True)
+        self.log = PipelinedConnection.connect(url, autocommit=True)
         texts = ", ".join(f'"{name}" text COLLATE "C"' for name in TEXT_FIELDS)
         numbers = ", ".join(f"{name} bigint" for name in NUMBER_FIELDS)
         self.log.execute(f"CREATE TEMPORARY TABLE messages ({texts}, {numbers}, headers json, data json NOT NULL)")
@@ -87,7 +89,7 @@ class InPostgres:
         return Asked(*postgres_conditions.entity_condition(filter))
 
     def topics(self, pattern: Pattern) -> Asked:
-        return Asked(*postgres_conditions.topic_condition(pattern))
+        return Asked(*topic_condition(pattern))
 
     def selects(self, condition: Condition, row: Mapping[str, object]) -> bool | None:
         """None if the database cannot say, because it cannot read the payload; then Python is asked."""
@@ -97,7 +99,7 @@ class InPostgres:
             with self.log.transaction(force_rollback=True):
                 self.log.execute(f"INSERT INTO messages ({columns}) VALUES ({marks})", tuple(row.values()))
                 query = f"SELECT 1 FROM messages WHERE {condition.sql}"
-                return bool(self.log.execute(query, condition.params).fetchall())
+                return bool(self.log.ask(query, condition.params).rows())
         except psycopg.DataError:
             assert UNFIT_FOR_POSTGRES.search(f"{row['data']} {row.get('headers')}")
             return None

@@ -31,7 +31,8 @@ from headwater.message import derived_id
 from headwater.pipeline.columns import COLUMNS, HEADERS, MESSAGE_SCHEMA, TABLE_SCHEMAS, TIME
 from headwater.ports.clock import Clock
 from headwater.ports.store import Reader, Store, Writer
-from headwater.stores.sqlite.conditions import Param, topic_condition
+from headwater.stores.conditions import topic_condition
+from headwater.stores.sqlite.conditions import Param
 from headwater.topics import Pattern
 from headwater.version import UPGRADE, install_hint
 

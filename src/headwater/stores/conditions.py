@@ -47,18 +47,17 @@ def term_condition(term: Term, leaf: Callable[[OneOf | Compare], Condition]) -> 
             return leaf(term)
 
 
-def topics_condition(pattern: Pattern, mark: str) -> tuple[Condition, bool]:
-    """The condition, and whether it is exact; if not, `pattern.matches` must check what it lets through. `mark` is the
-    placeholder of a parameter."""
+def topic_condition(pattern: Pattern) -> tuple[Condition, bool]:
+    """The condition, and whether it is exact; if not, `pattern.matches` must check what it lets through."""
     if pattern.is_all:
         return EVERYTHING, True
     if pattern.is_exact:
-        return Condition(f"topic = {mark}", (pattern.text,)), True
+        return Condition("topic = ?", (pattern.text,)), True
     prefix, exact = pattern.literal_prefix, pattern.exact_prefix_only
     after = _first_text_after(prefix)
     if after is None:
-        return Condition(f"topic >= {mark}", (prefix,)), exact
-    return Condition(f"(topic >= {mark} AND topic < {mark})", (prefix, after)), exact
+        return Condition("topic >= ?", (prefix,)), exact
+    return Condition("(topic >= ? AND topic < ?)", (prefix, after)), exact
 
 
 def _first_text_after(prefix: str) -> str | None:
@@ -87,10 +86,10 @@ def entities_condition(
     return all_of(senders, joined(" OR ", receivers) if receivers else EVERYTHING), not filter.has_regex
 
 
-def letters_condition(query: DeadLetterQuery, mark: str, is_in: Callable[[str, Iterable[int]], Condition]) -> Condition:
+def letters_condition(query: DeadLetterQuery, is_in: Callable[[str, Iterable[int]], Condition]) -> Condition:
     """Leaves out `error` and `error_kind`, and may be wider than `topic`: the caller checks them. `is_in` compares a
     column with numbers."""
-    topics = EVERYTHING if query.topic is None else topics_condition(query.topic, mark)[0]
+    topics = EVERYTHING if query.topic is None else topic_condition(query.topic)[0]
     numbers = (("id", query.ids), ("seq", query.seqs))
     texts = {
         "subscription": query.subscription,
@@ -101,5 +100,5 @@ def letters_condition(query: DeadLetterQuery, mark: str, is_in: Callable[[str, I
     return all_of(
         topics,
         *(is_in(column, wanted) for column, wanted in numbers if wanted is not None),
-        *(Condition(f"{column} = {mark}", (text,)) for column, text in texts.items() if text is not None),
+        *(Condition(f"{column} = ?", (text,)) for column, text in texts.items() if text is not None),
     )

@@ -30,7 +30,7 @@ from headwater.ports.dedupe import (
     DedupeQueue,
     DedupeStats,
 )
-from headwater.stores.sql import load
+from headwater.stores.sql import load, text_of
 from headwater.stores.sqlite.connection import (
     MEMORY,
     Durability,
@@ -46,7 +46,7 @@ FORGET_MAX = 10_000  # entries a statement deletes at most
 BEGIN_TRIES_MAX = 100
 SURPLUS_SHARE = 100  # one in so many may be kept beyond the limit, since looking for the surplus reads the whole index
 BUSY_TIMEOUT_S = 10.0
-SQL = load("headwater.stores", "dedupe.sql")
+SQL = load(text_of("headwater.stores", "dedupe.sql"))
 
 
 def open_dedupe(url: str | os.PathLike[str], **options: Any) -> DedupeQueue:

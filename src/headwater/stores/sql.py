@@ -50,7 +50,7 @@ from headwater.ports.records import (
     TopicCount,
 )
 from headwater.ports.store import LETTERS_BYTES_MAX, SEQ_MAX, Reader
-from headwater.stores.conditions import Condition, letters_condition, topics_condition
+from headwater.stores.conditions import Condition, letters_condition, topic_condition
 from headwater.topics import Dialect, Pattern
 from headwater.version import UPGRADE
 
@@ -104,6 +104,7 @@ DECODED_BYTES_MAX = 3 * 1024 * 1024  # of payloads that are kept decoded; in Pyt
 
 _HEADING = re.compile(r"^-- :(\w+): .*\n", re.MULTILINE)
 _COMMENT = re.compile(r"^--.*\n?", re.MULTILINE)
+_BLANK = re.compile(r"\{(\w+)\}")
 
 
 def facts_of_new_log(schema_version: int) -> list[tuple[str, int]]:
@@ -127,12 +128,16 @@ def text_of(package: str, file: str) -> str:
     return resources.files(package).joinpath(file).read_text(encoding="utf-8")
 
 
-def load(package: str, file: str = "queries.sql", **columns: str) -> dict[str, str]:
-    """The statements by name. {other} stands for the text of another one, or for a list of columns."""
-    pieces = _HEADING.split(text_of(package, file))
-    found = {name: _COMMENT.sub("", body).strip() for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
-    filled = {name: _filled(sql, columns) for name, sql in found.items()}
-    return {name: _filled(sql, filled) for name, sql in filled.items()}
+def load(text: str, **pieces: str) -> dict[str, str]:
+    """The statements of a file by name. {other} stands for the text of another one, or for one of the `pieces`."""
+    _, *parts = _HEADING.split(text)
+    found = {name: _COMMENT.sub("", body).strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    known = {**pieces, **found}
+
+    def filled(sql: str) -> str:
+        return _BLANK.sub(lambda blank: filled(known[blank[1]]) if blank[1] in known else blank[0], sql)
+
+    return {name: filled(sql) for name, sql in found.items()}
 
 
 def extra_columns(form: str = "{}", *, headers: str | None = None, separator: str = ", ") -> str:
@@ -140,12 +145,6 @@ def extra_columns(form: str = "{}", *, headers: str | None = None, separator: st
     return separator.join(
         (headers or form if field.kind == "json" else form).format(f'"{field.name}"') for field in EXTRA_FIELDS
     )
-
-
-def _filled(sql: str, pieces: dict[str, str]) -> str:
-    for name, piece in pieces.items():
-        sql = sql.replace(f"{{{name}}}", piece)
-    return sql
 
 
 # --- records, counts and seqs ----------------------------------------------------------------------------------------
@@ -163,6 +162,29 @@ def record_of(row: tuple[Any, ...]) -> SubscriptionRecord:
         acked,
         redelivered,
         dead_lettered,
+    )
+
+
+def declared_values(record: SubscriptionRecord) -> tuple[Any, ...]:
+    """The first columns of `save_subscription`: what a subscription was declared with."""
+    spec = record.spec
+    return record.id, spec.pattern, spec.mode, to_json(spec), record.created_ms
+
+
+def moved_values(record: SubscriptionRecord, storable: Callable[[str], Any] = lambda text: text) -> tuple[Any, ...]:
+    """The other columns: what claims and acks change of it."""
+    window, lease = record.window, record.lease
+    return (
+        window.floor,
+        window.delivered,
+        to_json(window.settled),
+        storable(lease.owner),
+        lease.fence,
+        lease.until_ms,
+        record.active_ms,
+        record.acked,
+        record.redelivered,
+        record.dead_lettered,
     )
 
 
@@ -533,10 +555,10 @@ class SqlReader:
     """The part of `ports.store.Reader` whose statements have the same names and rows in each store."""
 
     _sql: Mapping[str, str]
-    _mark: str
-    """The placeholder of a parameter."""
     _error_line: str
     """The first line of an error, in SQL."""
+    _among: str
+    """Compares a column with numbers, in SQL."""
     _topics: TopicTail
     _keeps_counts = True
 
@@ -555,7 +577,8 @@ class SqlReader:
         """The same of a statement that is given itself, as JSON."""
         raise NotImplementedError
 
-    def _is_in(self, column: str, numbers: Iterable[int]) -> Condition:
+    def _numbers(self, numbers: Iterable[int]) -> str:
+        """As the binding of {among}."""
         raise NotImplementedError
 
     def _candidates(self, selection: Selection, after: int, end: int, limit: int, direction: str) -> list[Candidate]:
@@ -587,7 +610,7 @@ class SqlReader:
         return Sifted(seqs, stopped_at, is_empty=not rows)
 
     def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
-        condition, exact = topics_condition(pattern, self._mark)
+        condition, exact = topic_condition(pattern)
         sql = condition.into(self._sql["oldest"])
         found: list[Kept] = []
         while len(found) < limit:
@@ -640,7 +663,9 @@ class SqlReader:
         return set(SEQS.decode(self._value("leased_seqs", low, high, now_ms)))
 
     def _letters(self, query: DeadLetterQuery) -> Condition:
-        return letters_condition(query, self._mark, self._is_in)
+        return letters_condition(
+            query, lambda column, numbers: Condition(f"{column} {self._among}", (self._numbers(numbers),))
+        )
 
     def count_dead_letters(self, query: DeadLetterQuery, by: LetterColumn, limit: int) -> dict[str, int]:
         condition = self._letters(query)
@@ -700,10 +725,6 @@ class SqlWriter(SqlReader):
 
     def _changed(self, name: str, *bindings: Any) -> int:
         """How many rows a statement has changed."""
-        raise NotImplementedError
-
-    def _numbers(self, numbers: Iterable[int]) -> str:
-        """As one binding."""
         raise NotImplementedError
 
     def _last_to_publish_after(self) -> int:

@@ -142,7 +142,7 @@ _COLUMNS_GIVEN = Version.__struct_fields__.index("delta_bytes")  # the others de
 _REPLICA_COLUMNS = len(Replica.__struct_fields__) + 1  # its name takes two
 _PACKAGE = "headwater.replication.host"
 _SCHEMA = text_of(_PACKAGE, "catalogue.sql")
-_SQL = load(_PACKAGE)
+_SQL = load(text_of(_PACKAGE, "queries.sql"))
 _KEY = re.compile(r"hw(push|pull)_([0-9a-f]{12})_([0-9a-f]{64})")
 _NO_HASH = "0" * 64  # compared for unknown ids, so that these take as long to refuse as known ones
 

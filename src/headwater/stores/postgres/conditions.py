@@ -37,21 +37,20 @@ from headwater.stores.conditions import (
     entities_condition,
     joined,
     term_condition,
-    topics_condition,
+    topic_condition,
 )
 from headwater.stores.postgres.connection import SQL
 from headwater.stores.sql import SMALL_BYTES_MAX
-from headwater.topics import Pattern
 
 NOTHING = Condition("FALSE")
 
 _TEXT_COMPARISONS: dict[Operator, str] = {
-    "<": '{text} < %s COLLATE "C"',
-    "<=": '{text} <= %s COLLATE "C"',
-    ">": '{text} > %s COLLATE "C"',
-    ">=": '{text} >= %s COLLATE "C"',
-    "starts with": "starts_with({text}, %s)",
-    "contains": "strpos({text}, %s) > 0",
+    "<": '{text} < ? COLLATE "C"',
+    "<=": '{text} <= ? COLLATE "C"',
+    ">": '{text} > ? COLLATE "C"',
+    ">=": '{text} >= ? COLLATE "C"',
+    "starts with": "starts_with({text}, ?)",
+    "contains": "strpos({text}, ?) > 0",
 }
 _NUMBER_COLUMNS = {
     "version": "version",
@@ -99,14 +98,9 @@ def entity_condition(filter: EntityFilter) -> tuple[Condition, bool]:
 
     def is_one_of(column: str, names: list[str]) -> Condition:
         possible = [name for name in names if "\0" not in name]  # no stored text has a NUL
-        return Condition(f"{column} = ANY(%s::text[])", (possible,))
+        return Condition(f"{column} = ANY(?::text[])", (possible,))
 
     return entities_condition(filter, is_one_of)
-
-
-def topic_condition(pattern: Pattern) -> tuple[Condition, bool]:
-    """See `topics_condition`."""
-    return topics_condition(pattern, "%s")
 
 
 # --- where --------------------------------------------------------------------------------------------------
@@ -146,19 +140,19 @@ def _leaf_condition(leaf: OneOf | Compare) -> Condition:
 def _one_of_in_json(path: Path, values: tuple[Scalar, ...]) -> Condition:
     cases: list[Condition] = []
     if texts := _texts(values):
-        cases.append(Condition("WHEN 'string' THEN text = ANY(%s::text[])", (texts,)))
+        cases.append(Condition("WHEN 'string' THEN text = ANY(?::text[])", (texts,)))
     if numbers := _numbers(values):
         # An integer that no double equals is left out there: two numbers may not become equal by rounding.
         doubles = [float(number) for number in numbers if _is_double(number)]
         cases.append(
             _number_case(
-                Condition("{number} = ANY(%s::float8[])", (doubles,)),
-                Condition("{number} = ANY(%s::numeric[])", ([Decimal(number) for number in numbers],)),
+                Condition("{number} = ANY(?::float8[])", (doubles,)),
+                Condition("{number} = ANY(?::numeric[])", ([Decimal(number) for number in numbers],)),
             )
         )
     # By identity, since 1 == True in Python.
     if booleans := [spelled for spelled, value in (("true", True), ("false", False)) if _holds(values, value)]:
-        cases.append(Condition("WHEN 'boolean' THEN text = ANY(%s::text[])", (booleans,)))
+        cases.append(Condition("WHEN 'boolean' THEN text = ANY(?::text[])", (booleans,)))
     if None in values:
         cases.append(Condition("WHEN 'null' THEN TRUE"))
     return _at_path(path, cases)
@@ -169,8 +163,8 @@ def _comparison_in_json(path: Path, operator: Operator, value: str | int | float
         return _at_path(path, [Condition(f"WHEN 'string' THEN {_text_test('text', operator)}", (value,))])
     nearest = value if isinstance(value, float) else _nearest_double(operator, value)
     number_case = _number_case(
-        Condition(f"{{number}} {operator} %s::float8", (nearest,)),
-        Condition(f"{{number}} {operator} %s::numeric", (Decimal(value),)),
+        Condition(f"{{number}} {operator} ?::float8", (nearest,)),
+        Condition(f"{{number}} {operator} ?::numeric", (Decimal(value),)),
     )
     return _at_path(path, [number_case])
 
@@ -187,7 +181,7 @@ def _number_case(as_double: Condition, as_integer: Condition) -> Condition:
 def _at_path(path: Path, cases: list[Condition]) -> Condition:
     if not cases:
         return NOTHING
-    steps = "".join(" -> %s::int" if isinstance(step, int) else " -> %s::text" for step in path.steps)
+    steps = "".join(" -> ?::int" if isinstance(step, int) else " -> ?::text" for step in path.steps)
     sql = _AT_PATH.format(
         cases=" ".join(case.sql for case in cases),
         otherwise="FALSE",
@@ -204,9 +198,9 @@ def _one_of_in_column(field: str, values: tuple[Scalar, ...]) -> Condition:
     if field in _NUMBER_COLUMNS:
         if numbers := _numbers(values):
             exact = [Decimal(number) for number in numbers]
-            choices.append(Condition(f"coalesce({column}::numeric = ANY(%s::numeric[]), FALSE)", (exact,)))
+            choices.append(Condition(f"coalesce({column}::numeric = ANY(?::numeric[]), FALSE)", (exact,)))
     elif texts := _texts(values):
-        choices.append(Condition(f"coalesce({column} = ANY(%s::text[]), FALSE)", (texts,)))
+        choices.append(Condition(f"coalesce({column} = ANY(?::text[]), FALSE)", (texts,)))
     return joined(" OR ", choices) if choices else NOTHING
 
 
@@ -219,7 +213,7 @@ def _comparison_in_column(field: str, operator: Operator, value: str | int | flo
         return Condition(f"coalesce({test}, FALSE)", (value,))
     if column is None:
         return NOTHING
-    return Condition(f"coalesce({column}::numeric {operator} %s::numeric, FALSE)", (Decimal(value),))
+    return Condition(f"coalesce({column}::numeric {operator} ?::numeric, FALSE)", (Decimal(value),))
 
 
 def _text_test(text: str, operator: Operator) -> str:

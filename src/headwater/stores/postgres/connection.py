@@ -48,8 +48,13 @@ _PACKAGE = "headwater.stores.postgres"
 
 SCHEMA = text_of(_PACKAGE, "schema.sql")
 FUNCTIONS = text_of(_PACKAGE, "functions.sql")
+AMONG = "= ANY(?::bigint[])"
 SQL = load(
-    _PACKAGE,
+    text_of("headwater.stores", "queries.sql") + text_of(_PACKAGE, "queries.sql"),
+    among=AMONG,
+    json_rows="coalesce(json_agg(json_build_array",
+    as_json="), '[]')::text",
+    greatest="greatest",
     extras=extra_columns(),
     extras_of_m=extra_columns("m.{}"),
     extras_but_headers=extra_columns(headers="NULL"),

@@ -18,6 +18,7 @@ from headwater.delivery.publishing import DedupeWindow
 from headwater.errors import InvalidOptionError, InvalidStateError, SqlError
 from headwater.message import EXTRA_FIELDS, Draft, Extras
 from headwater.stores.postgres.connection import SQL, Place, translate
+from headwater.stores.postgres.pipelined import PipelinedConnection
 from headwater.stores.sql import OWN_TABLES
 
 _NO_EXTRAS = Extras()
@@ -125,7 +126,7 @@ _OTHERS = frozenset(
 
 
 def run_users_sql(
-    connection: psycopg.Connection, sql: str, bindings: Sequence[Any] | Mapping[str, Any]
+    connection: PipelinedConnection, sql: str, bindings: Sequence[Any] | Mapping[str, Any]
 ) -> list[tuple[Any, ...]]:
     """Run one statement of the user; if it fails, nothing of it stays and the transaction continues.
 
@@ -155,7 +156,7 @@ def run_users_sql(
 
 
 def _run_guarded(
-    connection: psycopg.Connection, word: str, sql: str, bindings: Sequence[Any] | Mapping[str, Any], schema: str
+    connection: PipelinedConnection, word: str, sql: str, bindings: Sequence[Any] | Mapping[str, Any], schema: str
 ) -> list[tuple[Any, ...]]:
     if word in _WRITES:
         plan = _execute(connection, f"EXPLAIN (VERBOSE, FORMAT JSON) {sql}", bindings)
@@ -166,14 +167,13 @@ def _run_guarded(
         raise _refused(sql)
     if word in _OTHERS:
         own = sorted(OWN_TABLES)
-        row = connection.execute(SQL["untouched"].encode(), (len(own), schema, own)).fetchone()
-        if row != (True,):
+        if not connection.ask(SQL["untouched"], (len(own), schema, own)).value():
             raise _refused(sql)
     return rows
 
 
 def _execute(
-    connection: psycopg.Connection, sql: str, bindings: Sequence[Any] | Mapping[str, Any]
+    connection: PipelinedConnection, sql: str, bindings: Sequence[Any] | Mapping[str, Any]
 ) -> list[tuple[Any, ...]]:
     spelled = in_psycopgs_spelling(sql).encode() if bindings else sql.encode()
     with connection.pipeline():  # in it, psycopg sends statements in the way that allows one at a time only

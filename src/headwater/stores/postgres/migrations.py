@@ -11,6 +11,7 @@ from psycopg import errors, sql
 
 from headwater.errors import NotALogError, ReadOnlyError, StoreError
 from headwater.stores.postgres.connection import FUNCTIONS, SCHEMA, SQL
+from headwater.stores.postgres.pipelined import PipelinedConnection
 from headwater.stores.sql import OWN_TABLES, facts_of_new_log, newer_schema
 
 # An id whose message is gone has no topic any more and is forgotten: to know it on every topic could swallow a message
@@ -126,7 +127,7 @@ SCHEMA_VERSION = 1 + len(MIGRATIONS)
 OWN_FUNCTIONS = frozenset(re.findall(r"FUNCTION (\w+)\(", FUNCTIONS))
 
 
-def prepare(connection: psycopg.Connection, schema: str, name: str) -> int:
+def prepare(connection: PipelinedConnection, schema: str, name: str) -> int:
     """Create the schema and the log's tables if they are missing, or check and migrate those that are there. Returns
     the log's salt. Several may do it at once: one does, the others wait."""
     encoding = connection.info.parameter_status("server_encoding")
@@ -144,7 +145,7 @@ def prepare(connection: psycopg.Connection, schema: str, name: str) -> int:
     return salt
 
 
-def _bring_up_to_date(connection: psycopg.Connection, schema: str, name: str) -> None:
+def _bring_up_to_date(connection: PipelinedConnection, schema: str, name: str) -> None:
     """One step in each transaction, so that a later one that fails does not take the earlier ones back."""
     while True:
         with _transaction(connection, schema, alone=True):
@@ -159,8 +160,8 @@ def _bring_up_to_date(connection: psycopg.Connection, schema: str, name: str) ->
                 _migrate(connection, schema, version, name)
 
 
-def _create(connection: psycopg.Connection, schema: str, name: str) -> None:
-    if not _there(connection, "SELECT 1 FROM pg_namespace WHERE nspname = %s", schema):
+def _create(connection: PipelinedConnection, schema: str, name: str) -> None:
+    if not _there(connection, "SELECT 1 FROM pg_namespace WHERE nspname = ?", schema):
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
     connection.execute(sql.SQL("REVOKE ALL ON SCHEMA {} FROM PUBLIC").format(sql.Identifier(schema)))
     in_the_way = (_tables(connection, schema) & OWN_TABLES) | (_functions(connection, schema) & OWN_FUNCTIONS)
@@ -180,18 +181,18 @@ def _create(connection: psycopg.Connection, schema: str, name: str) -> None:
             next="Name another schema: ?schema=…",
         ) from exc
     for fact in facts_of_new_log(SCHEMA_VERSION):
-        connection.execute(SQL["set_fact"].encode(), fact)
+        connection.ask(SQL["set_fact"], fact)
 
 
-def _make_functions(connection: psycopg.Connection, schema: str) -> None:
+def _make_functions(connection: PipelinedConnection, schema: str) -> None:
     connection.execute(FUNCTIONS.replace("{schema}", schema).encode())
 
 
-def _migrate(connection: psycopg.Connection, schema: str, version: int, name: str) -> None:
+def _migrate(connection: PipelinedConnection, schema: str, version: int, name: str) -> None:
     connection.execute(f"SELECT {SQL['lock_alone']}".encode())  # no writer is in the middle of something
-    [(owner,)] = connection.execute(
-        "SELECT tableowner FROM pg_tables WHERE schemaname = %s AND tablename = 'headwater'", (schema,)
-    )
+    owner = connection.ask(
+        "SELECT tableowner FROM pg_tables WHERE schemaname = ? AND tablename = 'headwater'", (schema,)
+    ).value()
     try:
         # What is new belongs to the log's owner too, whichever superuser opens the log first.
         connection.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(owner)))
@@ -209,16 +210,16 @@ def _migrate(connection: psycopg.Connection, schema: str, version: int, name: st
             where=name,
             next="Mend that and open the log again; nothing of the step stays",
         ) from exc
-    connection.execute(SQL["set_fact"].encode(), ("schema_version", version + 1))
+    connection.ask(SQL["set_fact"], ("schema_version", version + 1))
 
 
 @contextmanager
-def _transaction(connection: psycopg.Connection, schema: str, *, alone: bool = False) -> Iterator[None]:
+def _transaction(connection: PipelinedConnection, schema: str, *, alone: bool = False) -> Iterator[None]:
     connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
     try:
         connection.execute(sql.SQL("SET LOCAL search_path = {}, pg_temp").format(sql.Identifier(schema)))
         if alone:
-            connection.execute("SELECT pg_advisory_xact_lock(hashtext('headwater'), hashtext(%s))", (schema,))
+            connection.ask("SELECT pg_advisory_xact_lock(hashtext('headwater'), hashtext(?))", (schema,))
         yield
         connection.execute("COMMIT")
     except BaseException:
@@ -227,11 +228,11 @@ def _transaction(connection: psycopg.Connection, schema: str, *, alone: bool = F
         raise
 
 
-def _version(connection: psycopg.Connection, schema: str, name: str) -> int | None:
+def _version(connection: PipelinedConnection, schema: str, name: str) -> int | None:
     """None where there is no log yet."""
     if "headwater" not in _tables(connection, schema):
         return None
-    if not _there(connection, "SELECT 1 WHERE has_schema_privilege(%s, 'USAGE')", schema):
+    if not _there(connection, "SELECT 1 WHERE has_schema_privilege(?, 'USAGE')", schema):
         raise ReadOnlyError(
             f"this role may not use the schema {schema}",
             where=name,
@@ -247,24 +248,24 @@ def _version(connection: psycopg.Connection, schema: str, name: str) -> int | No
     return version
 
 
-def _tables(connection: psycopg.Connection, schema: str) -> set[str]:
-    rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (schema,)).fetchall()
+def _tables(connection: PipelinedConnection, schema: str) -> set[str]:
+    rows = connection.ask("SELECT tablename FROM pg_tables WHERE schemaname = ?", (schema,)).rows()
     return {table for (table,) in rows}
 
 
-def _functions(connection: psycopg.Connection, schema: str) -> set[str]:
-    query = "SELECT proname FROM pg_proc JOIN pg_namespace AS place ON place.oid = pronamespace WHERE nspname = %s"
-    return {function for (function,) in connection.execute(query, (schema,)).fetchall()}
+def _functions(connection: PipelinedConnection, schema: str) -> set[str]:
+    query = "SELECT proname FROM pg_proc JOIN pg_namespace AS place ON place.oid = pronamespace WHERE nspname = ?"
+    return {function for (function,) in connection.ask(query, (schema,)).rows()}
 
 
-def _fact(connection: psycopg.Connection, name: str) -> int | None:
+def _fact(connection: PipelinedConnection, name: str) -> int | None:
     try:
         with connection.transaction():
-            row = connection.execute(SQL["fact"].encode(), (name,)).fetchone()
+            fact = connection.ask(SQL["fact"], (name,)).value()
     except (errors.UndefinedTable, errors.UndefinedColumn):
         return None
-    return row[0] if row is not None and isinstance(row[0], int) else None
+    return fact if isinstance(fact, int) else None
 
 
-def _there(connection: psycopg.Connection, query: str, *bindings: str) -> bool:
-    return connection.execute(query.encode(), bindings).fetchone() is not None
+def _there(connection: PipelinedConnection, query: str, *bindings: str) -> bool:
+    return connection.ask(query, bindings).row() is not None

@@ -97,9 +97,10 @@ class Statement:
 
 
 class PipelinedConnection(psycopg.Connection[Any]):
-    """Besides what psycopg offers: `queue` a statement, and `ask` one, which sends all that is queued before it. The
-    first error ends the pipeline: what stands behind it is not run, a COMMIT neither. What psycopg runs by itself, such
-    as a COPY, comes behind what is queued."""
+    """Besides what psycopg offers: `queue` a statement, and `ask` one, which sends all that is queued before it; their
+    placeholders are question marks, as in SQLite, and those of `execute` are psycopg's. The first error ends the
+    pipeline: what stands behind it is not run, a COMMIT neither. What psycopg runs by itself, such as a COPY, comes
+    behind what is queued."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -233,8 +234,8 @@ class PipelinedConnection(psycopg.Connection[Any]):
 
 @lru_cache(STATEMENTS_MAX)
 def numbered(sql: str) -> bytes:
-    """With $1, $2, … instead of each %s."""
-    first, *others = sql.split("%s")
+    """With $1, $2, … instead of each question mark."""
+    first, *others = sql.split("?")
     return "".join([first, *(f"${at}{part}" for at, part in enumerate(others, 1))]).encode()
 
 

@@ -1,5 +1,5 @@
--- Each query has a name and a line of purpose. {message} is one row of `messages` (as m) written as a JSON array in the
--- field order of message.Message; {condition} is what conditions.py compiled. Batches travel as one text, in (an array's
+-- What differs in PostgreSQL from the statements of ../queries.sql. {message} is one row of `messages` (as m) written as a
+-- JSON array in the field order of message.Message. Batches travel as one text, in (an array's
 -- literal) and out (JSON): measured against rows and parameters one by one, it is quicker on both sides.
 
 -- :plan_by_index: every statement here is meant to go by an index; before a table was first analysed, the planner guesses
@@ -14,11 +14,11 @@ pg_advisory_xact_lock_shared(1213661185, hashtext(current_schema()))
 pg_advisory_xact_lock(1213661185, hashtext(current_schema()))
 
 -- :announce: a server lives as long as its session holds this
-SELECT pg_advisory_lock(1213661187, %s::integer)
+SELECT pg_advisory_lock(1213661187, ?::integer)
 
 -- :is_announced: whether a session holds the lock of a server
 SELECT EXISTS (
-    SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = 1213661187 AND objid = %s::bigint::oid
+    SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = 1213661187 AND objid = ?::bigint::oid
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 )
 
@@ -38,13 +38,13 @@ SELECT set_config(
 SELECT set_config('search_path', current_setting('headwater.search_path'), TRUE); {plan_by_index}; RELEASE SAVEPOINT headwater
 
 -- :untouched: whether all tables of the log are there, and this transaction holds no more than a writer's lock on them
-SELECT count(*) = %s AND NOT coalesce(bool_or(EXISTS (
+SELECT count(*) = ? AND NOT coalesce(bool_or(EXISTS (
     SELECT 1 FROM pg_locks
     WHERE pid = pg_backend_pid() AND locktype = 'relation' AND relation = own.oid
         AND mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')
 )), FALSE)
 FROM pg_class AS own JOIN pg_namespace AS place ON place.oid = own.relnamespace
-WHERE nspname = %s AND relkind = 'r' AND relname = ANY(%s::text[])
+WHERE nspname = ? AND relkind = 'r' AND relname = ANY(?::text[])
 
 -- :lock_publishing: no other transaction publishes until this transaction ends; the last seq that was given out
 SELECT begin_publishing()
@@ -53,16 +53,16 @@ SELECT begin_publishing()
 -- row by hand that is too long to stand in one text with others
 CASE
     WHEN m.checked = 1 THEN '[' || m.seq || ',' || to_json(m.topic) || ',' || m.data || ',' || m.published_at || ','
-        || m.size || ',' || %s || ']'
+        || m.size || ',' || ? || ']'
     WHEN m.checked = 2 OR octet_length(m.data::text) + coalesce(octet_length(m.headers::text), 0) <= 1048576 THEN
         '[' || m.seq || ',' || to_json(m.topic) || ',' || m.data || ',' || m.published_at || ','
-        || coalesce(m.size, octet_length(m.data::text)) || ',' || coalesce(to_json(m.id)::text, %s) || ','
+        || coalesce(m.size, octet_length(m.data::text)) || ',' || coalesce(to_json(m.id)::text, ?) || ','
         || substr(json_build_array({extras_of_m})::text, 2)
 END
 
 -- :counted_between: the messages of a seq range by topic, in their order, so that rows are locked in one
 SELECT topic, count(*) AS count, sum({size}) AS bytes, max(seq) AS last_seq, max(published_at) AS last_published_at
-FROM messages WHERE seq > %s AND seq <= %s GROUP BY topic ORDER BY topic
+FROM messages WHERE seq > ? AND seq <= ? GROUP BY topic ORDER BY topic
 
 -- :size: how many bytes the data of a message has
 coalesce(size, octet_length(data::text))
@@ -75,64 +75,35 @@ SELECT greatest(
 
 -- :scan: matching messages of a seq range, in order, how many they are, and the last seq of that moment
 SELECT '[' || string_agg({message}, ',') || ']', count(*), ({last_seq})
-FROM (SELECT * FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s) AS m
+FROM (SELECT * FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?) AS m
 
 -- :quiet_upto: how far topics are counted, if none of these has a message above a seq there; {condition} is on topics alone
 SELECT value FROM headwater WHERE name = 'counted_to'
-    AND NOT EXISTS (SELECT 1 FROM topic_counts WHERE count > 0 AND last_seq > %s AND {condition})
+    AND NOT EXISTS (SELECT 1 FROM topic_counts WHERE count > 0 AND last_seq > ? AND {condition})
 
 -- :messages: messages by seq, how many they are, and no last seq
 SELECT '[' || string_agg({message}, ',') || ']', count(*), 0
-FROM messages AS m WHERE m.seq = ANY(%s::bigint[])
+FROM messages AS m WHERE m.seq {among}
 
 -- :heads: the same without data and free headers
-SELECT coalesce(json_agg(json_build_array(
-    seq, topic, NULL, published_at, {size}, coalesce(to_json(id), to_json(%s::bigint)), {extras_but_headers}
-)), '[]')::text FROM messages WHERE seq = ANY(%s::bigint[])
-
--- :scan_seqs: the same without the messages, where they cannot be read all at once
-SELECT seq FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
-
--- :scan_times: the same with nothing but the time of publishing
-SELECT coalesce(json_agg(json_build_array(seq, published_at)), '[]')::text FROM (
-    SELECT seq, published_at FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
-) AS page
-
--- :scan_candidates: the same, and what topics and entities are matched by where SQL cannot do that alone
-SELECT coalesce(json_agg(json_build_array(seq, published_at, topic, "from", "to")), '[]')::text FROM (
-    SELECT seq, published_at, topic, "from", "to" FROM messages
-    WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
-) AS page
+SELECT {json_rows}(
+    seq, topic, NULL, published_at, {size}, coalesce(to_json(id), to_json(?::bigint)), {extras_but_headers}
+){as_json} FROM messages WHERE seq {among}
 
 -- :candidates: messages of a seq range that may be wanted, and whether their content is known to fit
 SELECT seq, topic, "from", "to", {size}, published_at, {judged}
-FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq {direction} LIMIT %s
+FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq {direction} LIMIT ?
 
 -- :columns: one message, column by column
 SELECT seq, topic, data::text, published_at, {size}, id, {extras_raw}
-FROM messages WHERE seq = %s
+FROM messages WHERE seq = ?
 
 -- :oldest: what retention looks at, in seq order
 SELECT '[' || string_agg('[' || seq || ',' || to_json(topic) || ',' || {size} || ',' || published_at || ']', ',') || ']'
-FROM (SELECT * FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s) AS page
-
--- :count: how many match in a seq range
-SELECT count(*) FROM messages WHERE seq > %s AND seq <= %s AND {condition}
-
--- :at_or_after: the first message at or after a seq, for the search by time
-SELECT seq, published_at FROM messages WHERE seq >= %s ORDER BY seq LIMIT 1
-
--- :last_published: the last message and its time
-SELECT seq, published_at FROM messages ORDER BY seq DESC LIMIT 1
-
--- :first_published_since: the first message of a seq range that is not older than a time; looks at all before it
-SELECT seq FROM messages WHERE seq BETWEEN %s AND %s AND published_at >= %s ORDER BY seq LIMIT 1
-
--- :bounds: the first and last seq in the log
-SELECT coalesce(min(seq), 0), coalesce(max(seq), 0) FROM messages
+FROM (SELECT * FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?) AS page
 
 -- :distinct_topics: the topics published to in a seq range
-SELECT coalesce(json_agg(DISTINCT topic), '[]')::text FROM messages WHERE seq > %s AND seq <= %s
+SELECT coalesce(json_agg(DISTINCT topic), '[]')::text FROM messages WHERE seq > ? AND seq <= ?
 
 -- :copy_plain: messages with nothing but topic and data
 COPY messages (seq, topic, data, published_at, size, checked) FROM STDIN
@@ -141,68 +112,42 @@ COPY messages (seq, topic, data, published_at, size, checked) FROM STDIN
 COPY messages (seq, topic, data, published_at, size, checked, id, {extras}) FROM STDIN
 
 -- :known_ids: which of the given scoped ids are remembered
-SELECT scoped_id, seq, published_at FROM remembered_ids WHERE scoped_id = ANY(%s::text[])
+SELECT scoped_id, seq, published_at FROM remembered_ids WHERE scoped_id = ANY(?::text[])
 
 -- :remember_ids: remember ids, forgetting an earlier message of the same topic and id
-INSERT INTO remembered_ids (seq, scoped_id, published_at) SELECT seq, scoped_id, %s::bigint
-FROM unnest(%s::bigint[], %s::text[]) AS new(seq, scoped_id)
+INSERT INTO remembered_ids (seq, scoped_id, published_at) SELECT seq, scoped_id, ?::bigint
+FROM unnest(?::bigint[], ?::text[]) AS new(seq, scoped_id)
 ON CONFLICT (scoped_id) DO UPDATE SET seq = excluded.seq, published_at = excluded.published_at
 
 -- :forget_ids: drop ids outside the dedupe window
 DELETE FROM remembered_ids WHERE seq = ANY(ARRAY(
-    SELECT seq FROM remembered_ids WHERE seq <= %s OR published_at < %s ORDER BY seq LIMIT %s FOR UPDATE SKIP LOCKED
+    SELECT seq FROM remembered_ids WHERE seq <= ? OR published_at < ? ORDER BY seq LIMIT ? FOR UPDATE SKIP LOCKED
 ))
 
 -- :receipts: what a publisher has stored in a range of its numbers: the last one that begins at or below it, and those
 -- that begin inside; receipts do not overlap
-SELECT coalesce(json_agg(json_build_array(number, length, seq)), '[]')::text FROM (
-    (SELECT number, length, seq FROM receipts WHERE publisher = %s AND number <= %s ORDER BY number DESC LIMIT 1)
+SELECT {json_rows}(number, length, seq){as_json} FROM (
+    (SELECT number, length, seq FROM receipts WHERE publisher = ? AND number <= ? ORDER BY number DESC LIMIT 1)
     UNION ALL
-    SELECT number, length, seq FROM receipts WHERE publisher = %s AND number > %s AND number < %s
+    SELECT number, length, seq FROM receipts WHERE publisher = ? AND number > ? AND number < ?
 ) AS near
 
 -- :add_receipts: note what numbers became which seqs
 INSERT INTO receipts (publisher, number, length, seq, at)
-SELECT %s, number, length, seq, %s::bigint FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS new(number, length, seq)
+SELECT ?, number, length, seq, ?::bigint FROM unnest(?::bigint[], ?::bigint[], ?::bigint[]) AS new(number, length, seq)
 ON CONFLICT (publisher, number) DO UPDATE SET length = excluded.length, seq = excluded.seq, at = excluded.at
-
--- :forget_receipts: a publisher has heard of all below a number
-DELETE FROM receipts WHERE publisher = %s AND number + length <= %s
 
 -- :forget_old_receipts: drop what no publisher will ask for any more
 DELETE FROM receipts WHERE ctid = ANY(ARRAY(
-    SELECT ctid FROM receipts WHERE at < %s LIMIT %s FOR UPDATE SKIP LOCKED
+    SELECT ctid FROM receipts WHERE at < ? LIMIT ? FOR UPDATE SKIP LOCKED
 ))
 
--- :topic_counts: how far messages are counted, the last seq, the mark of a message, and the stored counts
-SELECT (SELECT value FROM headwater WHERE name = 'counted_to'), ({last_seq}), ({mark}), (
-    SELECT coalesce(
-        json_agg(json_build_array(topic, count, bytes, last_seq, last_published_at) ORDER BY topic), '[]'
-    )::text FROM topic_counts
-)
-
--- :topic_max_seq: the same, with the last seq that is stored for one topic
-SELECT (SELECT value FROM headwater WHERE name = 'counted_to'), ({last_seq}), ({mark}), (
-    SELECT last_seq FROM topic_counts WHERE topic = %s
-)
-
--- :topic_counts_between: counts of the messages of a seq range, and the mark of its last one
-SELECT coalesce(json_agg(json_build_array(topic, count, bytes, last_seq, last_published_at)), '[]')::text, ({mark})
-FROM ({counted_between}) AS counted
-
 -- :mark: what tells a message from another one that has the same seq after a restore
-SELECT concat_ws(' ', xmin, published_at, topic) FROM messages WHERE seq = %s
-
--- :fold_topic_counts: take a seq range into the stored counts
-INSERT INTO topic_counts AS stored (topic, count, bytes, last_seq, last_published_at)
-{counted_between}
-ON CONFLICT (topic) DO UPDATE SET
-    count = stored.count + excluded.count, bytes = stored.bytes + excluded.bytes, last_seq = excluded.last_seq,
-    last_published_at = greatest(stored.last_published_at, excluded.last_published_at)
+SELECT concat_ws(' ', xmin, published_at, topic) FROM messages WHERE seq = ?
 
 -- :delete_messages: remove messages by seq and take them off the stored counts; which of them were there
 WITH gone AS (
-    DELETE FROM messages WHERE seq = ANY(%s::bigint[]) RETURNING seq, topic, {size} AS size
+    DELETE FROM messages WHERE seq {among} RETURNING seq, topic, {size} AS size
 ), uncounted AS (
     UPDATE topic_counts SET count = topic_counts.count - gone_by_topic.count, bytes = topic_counts.bytes - gone_by_topic.bytes
     FROM (SELECT topic, count(*) AS count, sum(size) AS bytes FROM gone GROUP BY topic) AS gone_by_topic
@@ -211,8 +156,8 @@ WITH gone AS (
 SELECT coalesce(json_agg(seq ORDER BY seq), '[]')::text FROM gone
 
 -- :pruned: runs of deleted seqs that overlap a range, clipped to it; one run at most reaches into it from below
-SELECT coalesce(json_agg(json_build_array(greatest(from_seq, low), least(to_seq, high)) ORDER BY from_seq), '[]')::text
-FROM (SELECT %s::bigint AS low, %s::bigint AS high) AS asked, LATERAL (
+SELECT {json_rows}(greatest(from_seq, low), least(to_seq, high)) ORDER BY from_seq{as_json}
+FROM (SELECT ?::bigint AS low, ?::bigint AS high) AS asked, LATERAL (
     (
         SELECT from_seq, to_seq FROM pruned WHERE from_seq <= low AND low <= high ORDER BY from_seq DESC LIMIT 1
     )
@@ -221,47 +166,25 @@ FROM (SELECT %s::bigint AS low, %s::bigint AS high) AS asked, LATERAL (
 ) AS near
 WHERE to_seq >= low
 
--- :last_pruned: where the last run ends that begins at or below a seq
-SELECT to_seq FROM pruned WHERE from_seq <= %s ORDER BY from_seq DESC LIMIT 1
-
 -- :pruned_beside: runs that end at one of the first seqs, or begin at one of the second
-SELECT coalesce(json_agg(json_build_array(from_seq, to_seq)), '[]')::text FROM (
-    SELECT stored.from_seq, stored.to_seq FROM unnest(%s::bigint[]) AS ends(seq), LATERAL (
+SELECT {json_rows}(from_seq, to_seq){as_json} FROM (
+    SELECT stored.from_seq, stored.to_seq FROM unnest(?::bigint[]) AS ends(seq), LATERAL (
         SELECT from_seq, to_seq FROM pruned WHERE from_seq <= ends.seq ORDER BY from_seq DESC LIMIT 1
     ) AS stored
     WHERE stored.to_seq = ends.seq
     UNION
-    SELECT from_seq, to_seq FROM pruned WHERE from_seq = ANY(%s::bigint[])
+    SELECT from_seq, to_seq FROM pruned WHERE from_seq {among}
 ) AS beside
 
--- :forget_pruned: remove runs by their first seq
-DELETE FROM pruned WHERE from_seq = ANY(%s::bigint[])
-
 -- :add_pruned: runs of deleted seqs, or longer ones that begin where a stored one does
-INSERT INTO pruned (from_seq, to_seq) SELECT * FROM unnest(%s::bigint[], %s::bigint[])
+INSERT INTO pruned (from_seq, to_seq) SELECT * FROM unnest(?::bigint[], ?::bigint[])
 ON CONFLICT (from_seq) DO UPDATE SET to_seq = excluded.to_seq
-
--- :sink_batch: the last batch that a sink published
-SELECT batch FROM sinks WHERE sink = %s
-
--- :save_sink_batch: a sink published a batch
-INSERT INTO sinks (sink, batch, at) VALUES (%s, %s, %s)
-ON CONFLICT (sink) DO UPDATE SET batch = excluded.batch, at = excluded.at
-
--- :delete_sink: forget a sink
-DELETE FROM sinks WHERE sink = %s
-
--- :timings: how long deliveries took, from an hour on
-SELECT coalesce(
-    json_agg(json_build_array(subscription, hour, stage, bucket, count) ORDER BY subscription, hour, stage, bucket), '[]'
-)::text
-FROM timings WHERE hour >= %s
 
 -- :add_timings: count further deliveries in, of subscriptions that are still there; in one order, so that two hosts that
 -- do it at once wait for each other and not in a circle
 INSERT INTO timings AS stored (subscription, hour, stage, bucket, count)
 SELECT subscription, hour, stage, bucket, sum(count)
-FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::bigint[])
+FROM unnest(?::text[], ?::bigint[], ?::text[], ?::bigint[], ?::bigint[])
     AS new(subscription, hour, stage, bucket, count)
 WHERE subscription IN (SELECT id FROM subscriptions)
 GROUP BY subscription, hour, stage, bucket ORDER BY subscription, hour, stage, bucket
@@ -269,43 +192,24 @@ ON CONFLICT (subscription, hour, stage, bucket) DO UPDATE SET count = stored.cou
 
 -- :forget_old_timings: drop the histograms of hours long ago
 DELETE FROM timings WHERE ctid = ANY(ARRAY(
-    SELECT ctid FROM timings WHERE hour < %s LIMIT %s FOR UPDATE SKIP LOCKED
+    SELECT ctid FROM timings WHERE hour < ? LIMIT ? FOR UPDATE SKIP LOCKED
 ))
-
--- :delete_timings: forget how long a subscription's deliveries took
-DELETE FROM timings WHERE subscription = %s
 
 -- :file_bytes: how much disk space the tables and their indexes take
 SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
 WHERE relkind = 'r' AND relnamespace = to_regnamespace(quote_ident(current_schema()))
 
 -- :samples: the figures over time of one step, from a time on
-SELECT '[' || coalesce(string_agg(figures, ',' ORDER BY at), '') || ']' FROM samples WHERE step = %s AND at >= %s
-
--- :save_sample: note figures in a slot of the ring, in place of those that were there
-INSERT INTO samples (step, slot, at, figures) VALUES (%s, %s, %s, %s)
-ON CONFLICT (step, slot) DO UPDATE SET at = excluded.at, figures = excluded.figures
-
--- :fact: one fact about the log
-SELECT value FROM headwater WHERE name = %s
+SELECT '[' || coalesce(string_agg(figures, ',' ORDER BY at), '') || ']' FROM samples WHERE step = ? AND at >= ?
 
 -- :fact_to_change: one fact, locked until this transaction ends
-SELECT value FROM headwater WHERE name = %s FOR NO KEY UPDATE
-
--- :set_fact: change a fact
-INSERT INTO headwater (name, value) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value
-
--- :subscription: one subscription
-SELECT id, spec, floor, delivered, settled, holder, fence, lease_until, created_at, active_at, acked, redelivered, buried
-FROM subscriptions WHERE id = %s
+SELECT value FROM headwater WHERE name = ? FOR NO KEY UPDATE
 
 -- :subscription_to_change: one subscription and its version, locked until this transaction ends
-SELECT id, spec, floor, delivered, settled, holder, fence, lease_until, created_at, active_at, acked, redelivered, buried,
-    xmin::text
-FROM subscriptions WHERE id = %s FOR NO KEY UPDATE
+SELECT {subscription_columns}, xmin::text FROM subscriptions WHERE id = ? FOR NO KEY UPDATE
 
 -- :lock_unchanged: the same where the subscription is known already; an error (22012) if it is not of this version
-SELECT 1 / count(*) FROM (SELECT 1 FROM subscriptions WHERE id = %s AND xmin = %s::xid FOR NO KEY UPDATE) AS unchanged
+SELECT 1 / count(*) FROM (SELECT 1 FROM subscriptions WHERE id = ? AND xmin = ?::xid FOR NO KEY UPDATE) AS unchanged
 
 -- :lock_as_assumed: the same where more is taken for true of it
 {lock_unchanged} WHERE {as_assumed}
@@ -315,46 +219,29 @@ SELECT 1 / count(*) FROM (SELECT WHERE {as_assumed}) AS holds
 
 -- :as_assumed: nothing is due up to a time and there are no gaps to report, unless the time is negative; so many messages
 -- are there; and so many deliveries, which no other transaction is just settling
-(%s::bigint < 0 OR (
-    NOT EXISTS (SELECT 1 FROM deliveries WHERE subscription = %s AND due_at <= %s)
-    AND NOT EXISTS (SELECT 1 FROM gaps WHERE subscription = %s AND NOT told)
+(?::bigint < 0 OR (
+    NOT EXISTS (SELECT 1 FROM deliveries WHERE subscription = ? AND due_at <= ?)
+    AND NOT EXISTS (SELECT 1 FROM gaps WHERE subscription = ? AND NOT told)
 ))
-AND %s = (SELECT count(*) FROM messages WHERE seq = ANY(%s::bigint[]))
-AND %s = (SELECT count(*) FROM (
-    SELECT 1 FROM deliveries WHERE subscription = %s AND seq = ANY(%s::bigint[]) FOR UPDATE SKIP LOCKED
+AND ? = (SELECT count(*) FROM messages WHERE seq {among})
+AND ? = (SELECT count(*) FROM (
+    SELECT 1 FROM deliveries WHERE subscription = ? AND seq {among} FOR UPDATE SKIP LOCKED
 ) AS held)
 
 -- :move_as_assumed: move_subscription with the check of lock_as_assumed
-WITH unchanged AS ({move_subscription} AND xmin = %s::xid AND {as_assumed} RETURNING 1) SELECT 1 / count(*) FROM unchanged
+WITH unchanged AS ({move_subscription} AND xmin = ?::xid AND {as_assumed} RETURNING 1) SELECT 1 / count(*) FROM unchanged
 
 -- :move_unchanged: move_subscription with the check of lock_unchanged
-WITH unchanged AS ({move_subscription} AND xmin = %s::xid RETURNING 1) SELECT 1 / count(*) FROM unchanged
-
--- :subscriptions: all subscriptions
-SELECT id, spec, floor, delivered, settled, holder, fence, lease_until, created_at, active_at, acked, redelivered, buried
-FROM subscriptions ORDER BY id
+WITH unchanged AS ({move_subscription} AND xmin = ?::xid RETURNING 1) SELECT 1 / count(*) FROM unchanged
 
 -- :owned_subscriptions: how many of them belong to an owner
-SELECT count(*) FROM subscriptions WHERE spec::json ->> 'owner' = %s
-
--- :save_subscription: insert a subscription or replace what changes of it
-INSERT INTO subscriptions (id, pattern, mode, spec, created_at, floor, delivered, settled, holder, fence, lease_until,
-    active_at, acked, redelivered, buried)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
-ON CONFLICT (id) DO UPDATE SET
-    pattern = excluded.pattern, mode = excluded.mode, spec = excluded.spec, floor = excluded.floor,
-    delivered = excluded.delivered, settled = excluded.settled, holder = excluded.holder, fence = excluded.fence,
-    lease_until = excluded.lease_until, active_at = excluded.active_at, acked = excluded.acked,
-    redelivered = excluded.redelivered, buried = excluded.buried
+SELECT count(*) FROM subscriptions WHERE spec::json ->> 'owner' = ?
 
 -- :move_subscription: replace what claims and acks change of a subscription that is there
 UPDATE subscriptions SET
-    floor = %s, delivered = %s, settled = %s, holder = %s, fence = %s, lease_until = %s, active_at = %s, acked = %s,
-    redelivered = %s, buried = %s
-WHERE id = %s
-
--- :delete_subscription: remove a subscription
-DELETE FROM subscriptions WHERE id = %s
+    floor = ?, delivered = ?, settled = ?, holder = ?, fence = ?, lease_until = ?, active_at = ?, acked = ?,
+    redelivered = ?, buried = ?
+WHERE id = ?
 
 -- :delivery: a delivery row as JSON text, in the field order of records.DeliveryRow
 '[' || seq || ',' || attempts || ',' || due_at || ',' || token || ',' || priority || ','
@@ -363,41 +250,26 @@ DELETE FROM subscriptions WHERE id = %s
 -- :due: claimable delivery rows, {locked} or not
 SELECT '[' || string_agg({delivery}, ',') || ']' FROM (
     SELECT * FROM deliveries AS candidate
-    WHERE subscription = %s AND due_at <= %s AND {which} AND {not_behind_its_key}
-    ORDER BY {order} LIMIT %s {locked}
+    WHERE subscription = ? AND due_at <= ? AND {which} AND {not_behind_its_key}
+    ORDER BY {order} LIMIT ? {locked}
 ) AS due
 
 -- :look_ahead: when the next delivery is due, and whether there are gaps to report
-SELECT ({next_due_ms}), EXISTS (SELECT 1 FROM gaps WHERE subscription = %s AND NOT told)
-
--- :next_due_ms: when the earliest delivery row becomes due, not counting those behind another of their key
-SELECT due_at FROM deliveries AS candidate WHERE subscription = %s AND {which} AND {not_behind_its_key}
-ORDER BY due_at LIMIT 1
-
--- :not_behind_its_key: only the first of the rows of one key can be due
-(key IS NULL OR NOT EXISTS (
-    SELECT 1 FROM deliveries AS earlier
-    WHERE earlier.subscription = candidate.subscription AND earlier.key = candidate.key
-        AND earlier.seq < candidate.seq
-))
+SELECT ({next_due_ms}), EXISTS (SELECT 1 FROM gaps WHERE subscription = ? AND NOT told)
 
 -- :deliveries: delivery rows by seq
 SELECT '[' || string_agg({delivery}, ',') || ']' FROM (
-    SELECT * FROM deliveries WHERE subscription = %s AND seq = ANY(%s::bigint[]) {locked}
+    SELECT * FROM deliveries WHERE subscription = ? AND seq {among} {locked}
 ) AS held
 
 -- :deliveries_by: delivery rows by token
 SELECT '[' || string_agg({delivery}, ',') || ']' FROM (
-    SELECT * FROM deliveries WHERE subscription = %s AND token = %s {locked}
+    SELECT * FROM deliveries WHERE subscription = ? AND token = ? {locked}
 ) AS held
-
--- :delivery_counts: rows in flight, rows waiting, and the first of them
-SELECT count(*) FILTER (WHERE token > 0), count(*) FILTER (WHERE token = 0), min(seq)
-FROM deliveries WHERE subscription = %s AND seq <= %s
 
 -- :leased_seqs: seqs of a range under a live lease
 SELECT coalesce(json_agg(DISTINCT seq), '[]')::text FROM deliveries
-WHERE subscription IN (SELECT id FROM subscriptions) AND seq BETWEEN %s AND %s AND token > 0 AND due_at > %s
+WHERE subscription IN (SELECT id FROM subscriptions) AND seq BETWEEN ? AND ? AND token > 0 AND due_at > ?
 
 -- :put_deliveries: insert delivery rows that differ in their seq alone, or replace them; where there are none between the
 -- first and the last, without ON CONFLICT, which takes two thirds of the time
@@ -417,24 +289,21 @@ ON CONFLICT (subscription, seq) DO UPDATE SET
 
 -- :put_mixed_deliveries: the same for rows that differ in everything
 INSERT INTO deliveries (subscription, seq, attempts, due_at, token, priority, key, dead_letter)
-SELECT %s, * FROM unnest(
-    %s::bigint[], %s::integer[], %s::bigint[], %s::bigint[], %s::integer[], %s::text[], %s::bigint[]
+SELECT ?, * FROM unnest(
+    ?::bigint[], ?::integer[], ?::bigint[], ?::bigint[], ?::integer[], ?::text[], ?::bigint[]
 )
 ON CONFLICT (subscription, seq) DO UPDATE SET
     attempts = excluded.attempts, due_at = excluded.due_at, token = excluded.token, priority = excluded.priority,
     key = excluded.key, dead_letter = excluded.dead_letter
 
 -- :end_leases: make deliveries in flight due
-UPDATE deliveries SET due_at = %s WHERE subscription = %s AND seq = ANY(ARRAY(
-    SELECT seq FROM deliveries WHERE subscription = %s AND token > 0 AND due_at > %s FOR UPDATE SKIP LOCKED
+UPDATE deliveries SET due_at = ? WHERE subscription = ? AND seq = ANY(ARRAY(
+    SELECT seq FROM deliveries WHERE subscription = ? AND token > 0 AND due_at > ? FOR UPDATE SKIP LOCKED
 ))
 
 -- :remove_deliveries: remove delivery rows by seq; if others of their key may come now, that is news
-WITH gone AS (DELETE FROM deliveries WHERE subscription = %s AND seq = ANY(%s::bigint[]) RETURNING key)
-SELECT pg_notify(%s, %s) FROM gone WHERE key IS NOT NULL LIMIT 1
-
--- :clear_deliveries: remove all delivery rows of a subscription
-DELETE FROM deliveries WHERE subscription = %s
+WITH gone AS (DELETE FROM deliveries WHERE subscription = ? AND seq {among} RETURNING key)
+SELECT pg_notify(?, ?) FROM gone WHERE key IS NOT NULL LIMIT 1
 
 -- :dead_letters: dead letters above an id, as many as come before so many bytes, and the one that exceeds them
 SELECT id, subscription, reason, attempts, died_at, error, stack, handler, redrives, redriving, redrive_error, message
@@ -444,93 +313,26 @@ FROM (
     FROM (
         SELECT id, subscription, reason, attempts, died_at, error, stack, handler, redrives, redriving, redrive_error,
             message::text
-        FROM dead_letters WHERE id > %s AND {condition} ORDER BY id LIMIT %s
+        FROM dead_letters WHERE id > ? AND {condition} ORDER BY id LIMIT ?
     ) AS page
-) AS sized WHERE coalesce(before, 0) < %s ORDER BY id
-
--- :save_dead_letter: store a dead letter or replace it
-INSERT INTO dead_letters (id, subscription, seq, topic, type, reason, attempts, died_at, error, stack, handler,
-    redrives, redriving, redrive_error, message)
-VALUES (coalesce(nullif(%s::bigint, 0), nextval(pg_get_serial_sequence('dead_letters', 'id'))),
-    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
-ON CONFLICT (id) DO UPDATE SET
-    subscription = excluded.subscription, seq = excluded.seq, topic = excluded.topic, type = excluded.type,
-    reason = excluded.reason, attempts = excluded.attempts, died_at = excluded.died_at, error = excluded.error,
-    stack = excluded.stack, handler = excluded.handler, redrives = excluded.redrives, redriving = excluded.redriving,
-    redrive_error = excluded.redrive_error, message = excluded.message
-RETURNING id
-
--- :count_dead_letters: the most frequent values of a column; {column} is one of count_dead_letters' own
-SELECT coalesce(json_agg(json_build_array(value, count)), '[]')::text FROM (
-    SELECT {column} AS value, count(*) AS count FROM dead_letters WHERE {condition}
-    GROUP BY value ORDER BY count DESC, value LIMIT %s
-) AS counted
-
--- :group_dead_letters: the largest groups of dead letters that failed alike; {line} is the first line of an error
-SELECT coalesce(json_agg(json_build_array(subscription, reason, handler, line, count, redriving, first, last, id)), '[]')::text
-FROM (
-    SELECT subscription, reason, coalesce(handler, '') AS handler, coalesce({line}, '') AS line, count(*) AS count,
-        sum(redriving::int) AS redriving, min(died_at) AS first, max(died_at) AS last, max(id) AS id
-    FROM dead_letters WHERE {condition} GROUP BY 1, 2, 3, 4 ORDER BY 5 DESC, 9 DESC LIMIT %s
-) AS grouped
-
--- :remove_dead_letters: remove dead letters by id
-DELETE FROM dead_letters WHERE id = ANY(%s::bigint[])
-
--- :end_redrives: letters on their way again no longer are
-UPDATE dead_letters SET redriving = FALSE, redrive_error = %s WHERE subscription = %s AND redriving
-
--- :add_gap: record a gap
-INSERT INTO gaps (subscription, from_seq, to_seq, count, why, at) VALUES (%s, %s, %s, %s, %s, %s)
-
--- :gaps: gaps not yet reported
-SELECT subscription, from_seq, to_seq, count, why, at FROM gaps WHERE subscription = %s AND NOT told ORDER BY number
-
--- :gap_total: messages lost to gaps
-SELECT coalesce(sum(count), 0)::bigint FROM gaps WHERE subscription = %s
-
--- :mark_gaps_reported: they have been reported
-UPDATE gaps SET told = TRUE WHERE subscription = %s AND NOT told
-
--- :delete_gaps: forget the gaps of a subscription
-DELETE FROM gaps WHERE subscription = %s
-
--- :retention: all retention policies
-SELECT pattern, dialect, limits FROM retention ORDER BY pattern, dialect
-
--- :set_retention: add or replace a retention policy
-INSERT INTO retention (pattern, dialect, limits) VALUES (%s, %s, %s)
-ON CONFLICT (pattern, dialect) DO UPDATE SET limits = excluded.limits
-
--- :remove_retention: drop a retention policy
-DELETE FROM retention WHERE pattern = %s AND dialect = %s
-
--- :lease: the holder of a resource
-SELECT owner, fence, until FROM leases WHERE resource = %s
+) AS sized WHERE coalesce(before, 0) < ? ORDER BY id
 
 -- :lease_to_change: the holder of a resource, locked until this transaction ends
 {lease} FOR NO KEY UPDATE
 
 -- :add_free_lease: a row that can be locked
-INSERT INTO leases (resource, owner, fence, until) VALUES (%s, '', 0, 0) ON CONFLICT (resource) DO NOTHING
+INSERT INTO leases (resource, owner, fence, until) VALUES (?, '', 0, 0) ON CONFLICT (resource) DO NOTHING
 
 -- :note_commit: the number of the transaction that a store commits last, by which it knows what became of a lost answer
 INSERT INTO leases (resource, owner, fence, until)
-VALUES (%s, '', %s, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+VALUES (?, '', ?, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 ON CONFLICT (resource) DO UPDATE SET fence = excluded.fence, until = excluded.until
 
--- :leases: leases whose resource begins with a text
-SELECT resource, owner, fence, until FROM leases WHERE substr(resource, 1, length(%s)) = %s ORDER BY resource
-
--- :delete_lease: remove a lease
-DELETE FROM leases WHERE resource = %s
-
 -- :notify: others may have something to read
-SELECT pg_notify(%s, %s)
+SELECT pg_notify(?, ?)
 
 -- :commit_unsynced: a commit that a power cut may undo; a later one that is synced keeps it
 set_config('synchronous_commit', 'off', TRUE)
 
--- :save_lease: write a lease down
-INSERT INTO leases (resource, owner, fence, until) VALUES (%s, %s, %s, %s)
-ON CONFLICT (resource) DO UPDATE SET owner = excluded.owner, fence = excluded.fence, until = excluded.until
+-- :letter_id: the given one; a new dead letter, which has 0, gets the next
+coalesce(nullif(?::bigint, 0), nextval(pg_get_serial_sequence('dead_letters', 'id')))

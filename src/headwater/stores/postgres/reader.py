@@ -25,9 +25,9 @@ from headwater.ports.records import (
     Times,
 )
 from headwater.ports.store import LETTERS_BYTES_MAX, SEQ_MAX, Interruption
-from headwater.stores.conditions import EVERYTHING, Condition
-from headwater.stores.postgres.conditions import Wanted, topic_condition, wanted_by
-from headwater.stores.postgres.connection import SQL, array_of
+from headwater.stores.conditions import EVERYTHING, Condition, topic_condition
+from headwater.stores.postgres.conditions import Wanted, wanted_by
+from headwater.stores.postgres.connection import AMONG, SQL, array_of
 from headwater.stores.postgres.pipelined import PipelinedConnection, Statement
 from headwater.stores.sql import (
     CANDIDATES,
@@ -63,7 +63,7 @@ _Answer = TypeVar("_Answer")
 class PostgresReader(SqlReader):
     """`ports.store.Reader` over a connection that is inside a transaction."""
 
-    _sql, _mark = SQL, "%s"
+    _sql, _among = SQL, AMONG
     _error_line = f"left(split_part(error, E'\\n', 1), {ERROR_LINE_CHARS})"
     _locking = ""  # behind a statement that reads delivery rows
 
@@ -336,8 +336,8 @@ class PostgresReader(SqlReader):
     def _text(self, sql: str, bindings: Sequence[Any]) -> Any:
         return self._execute(sql, bindings).text()
 
-    def _is_in(self, column: str, numbers: Iterable[int]) -> Condition:
-        return Condition(f"{column} = ANY(%s::bigint[])", (array_of(numbers),))
+    def _numbers(self, numbers: Iterable[int]) -> str:
+        return array_of(numbers)
 
 
 def _fitting(found: Sequence[Message], bytes_max: int | None) -> int:

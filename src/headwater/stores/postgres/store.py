@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -65,22 +65,22 @@ CLOCK_JITTER_MS = 20  # what a round trip may take is no difference of clocks
 
 _XID_AND_TIME = "pg_current_xact_id()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 _SERVER_PROCESS = "pg_backend_pid() || ' ' || pg_postmaster_start_time()"
-_DEAD_DELIVERIES = "SELECT pg_stat_get_dead_tuples(%s::regclass)"
+_DEAD_DELIVERIES = "SELECT pg_stat_get_dead_tuples(?::regclass)"
 OUTCOME_POLL_S = 0.05
 NOTES_KEPT_MS = 24 * 3_600_000  # those of stores that were killed
 
 _END_TRANSACTION = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_xid = %s::xid8::xid"
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = ? AND backend_xid = ?::xid8::xid"
     " AND usename = current_user"
 )
 _END_CONNECTION = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s::timestamptz"
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = ? AND backend_start = ?::timestamptz"
     " AND usename = current_user"
 )
 _STARTED = "SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()"
 _TABLES = """
 SELECT relname, n_live_tup, n_dead_tup, pg_total_relation_size(relid), last_autovacuum::text
-FROM pg_stat_user_tables WHERE schemaname = %s ORDER BY relname
+FROM pg_stat_user_tables WHERE schemaname = ? ORDER BY relname
 """
 _CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
 _OLDEST = """
@@ -197,8 +197,7 @@ class PostgresStore:
             )
 
     def _refuse_absent(self) -> None:
-        row = self._connection.execute("SELECT to_regclass(%s)", (f"{self.place.schema}.headwater",)).fetchone()
-        if row is None or row[0] is None:
+        if self._connection.ask("SELECT to_regclass(?)", (f"{self.place.schema}.headwater",)).value() is None:
             raise NotALogError(
                 f"there is no log in schema {self.place.schema!r} of this database",
                 where=self.name,
@@ -397,7 +396,7 @@ class PostgresStore:
 
     def _hold_announced(self) -> None:
         if self._announced is not None and not self._connection.closed:
-            self._connection.execute(SQL["announce"], (self._announced,))
+            self._connection.ask(SQL["announce"], (self._announced,))
 
     def is_gone(self, name: str) -> bool:
         with self.read() as reader:
@@ -408,8 +407,8 @@ class PostgresStore:
         and go by the hundred thousand in that time."""
         with translated(self.name), self.connect("vacuum") as connection:
             self._outcomes.forget_old(connection, time.time_ns() // 1_000_000 + self.ahead_ms)
-            row = connection.execute(_DEAD_DELIVERIES, (f"{self.place.schema}.deliveries",)).fetchone()
-            if row is not None and row[0] > DEAD_DELIVERIES_MAX:
+            dead = connection.ask(_DEAD_DELIVERIES, (f"{self.place.schema}.deliveries",)).value()
+            if dead > DEAD_DELIVERIES_MAX:
                 table = sql.Identifier(self.place.schema, "deliveries")
                 connection.execute(sql.SQL("SET statement_timeout = {}").format(sql.Literal(VACUUM_MS_MAX)))
                 with contextlib.suppress(psycopg.errors.QueryCanceled):
@@ -482,7 +481,7 @@ class Outcomes:
         self._connect = connect
         self._note = f"commits of {sender}"
         self._number = 0
-        self._table = sql.Identifier(place.schema, "leases")
+        self._table = sql.Identifier(place.schema, "leases").as_string()
 
     def note(self) -> tuple[str, int]:
         """What is noted before a COMMIT; each call is the next transaction."""
@@ -522,30 +521,25 @@ class Outcomes:
             is_there = connection.ask(_END_CONNECTION, (lost.backend_pid, lost.started)).row() is not None
             return "in progress" if is_there else None
         connection.ask(_END_TRANSACTION, (lost.backend_pid, row[1]))
-        status: str | None = connection.ask("SELECT pg_xact_status(%s::xid8)", (row[1],)).value()
+        status: str | None = connection.ask("SELECT pg_xact_status(?::xid8)", (row[1],)).value()
         return status
 
-    def _noted(self, connection: psycopg.Connection) -> Any:
-        return _value(connection, sql.SQL("SELECT fence FROM {} WHERE resource = %s").format(self._table), self._note)
+    def _noted(self, connection: PipelinedConnection) -> Any:
+        return connection.ask(f"SELECT fence FROM {self._table} WHERE resource = ?", (self._note,)).value()
 
-    def forget(self, connection: psycopg.Connection) -> None:
-        connection.execute(sql.SQL("DELETE FROM {} WHERE resource = %s").format(self._table), (self._note,))
+    def forget(self, connection: PipelinedConnection) -> None:
+        connection.ask(f"DELETE FROM {self._table} WHERE resource = ?", (self._note,))
 
-    def forget_old(self, connection: psycopg.Connection, now_ms: int) -> None:
-        query = "DELETE FROM {} WHERE starts_with(resource, 'commits of ') AND until < %s"
-        connection.execute(sql.SQL(query).format(self._table), (now_ms - NOTES_KEPT_MS,))
-
-
-def _value(connection: psycopg.Connection, query: LiteralString | sql.SQL | sql.Composed, *arguments: str) -> Any:
-    row = connection.execute(query, arguments or None).fetchone()
-    return None if row is None else row[0]
+    def forget_old(self, connection: PipelinedConnection, now_ms: int) -> None:
+        query = f"DELETE FROM {self._table} WHERE starts_with(resource, 'commits of ') AND until < ?"
+        connection.ask(query, (now_ms - NOTES_KEPT_MS,))
 
 
-def health_of(connection: psycopg.Connection, name: str, schema: str, durability: str) -> dict[str, Any]:
-    tables = connection.execute(_TABLES, (schema,)).fetchall()
-    oldest = connection.execute(_OLDEST).fetchone()
+def health_of(connection: PipelinedConnection, name: str, schema: str, durability: str) -> dict[str, Any]:
+    tables = connection.ask(_TABLES, (schema,)).rows()
+    oldest = connection.ask(_OLDEST).row()
     settings = {
-        setting: _value(connection, "SELECT current_setting(%s)", setting)
+        setting: connection.ask("SELECT current_setting(?)", (setting,)).value()
         for setting in ("server_version", "fsync", "full_page_writes", "autovacuum", "max_connections")
     }
     return {
@@ -559,7 +553,7 @@ def health_of(connection: psycopg.Connection, name: str, schema: str, durability
         "full_page_writes": settings["full_page_writes"],
         "autovacuum": settings["autovacuum"],
         "max_connections": int(settings["max_connections"]),
-        "connections": int(_value(connection, _CONNECTIONS)),
+        "connections": connection.ask(_CONNECTIONS).value(),
         "file_bytes": sum(row[3] for row in tables),
         "dead_tuples": {row[0]: row[2] for row in tables if row[2]},
         "live_tuples": {row[0]: row[1] for row in tables},

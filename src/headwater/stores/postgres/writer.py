@@ -32,7 +32,7 @@ from headwater.stores.postgres.external_tx import run_users_sql
 from headwater.stores.postgres.known import Assumed, KnownSubscriptions, ReadAhead
 from headwater.stores.postgres.pipelined import PipelinedConnection, Statement
 from headwater.stores.postgres.reader import LOOK_AHEAD, PostgresReader
-from headwater.stores.sql import SEQS, SqlWriter, TopicTail, letter_values, record_of, to_json
+from headwater.stores.sql import SEQS, SqlWriter, TopicTail, declared_values, letter_values, moved_values, record_of
 
 COPY_BYTES = 4 * 1024 * 1024
 COPY_ROWS = 500  # how many rows are written down before they are sent: the server reads them while we write the next
@@ -129,9 +129,6 @@ class PostgresWriter(PostgresReader, SqlWriter):
     def _changed(self, name: str, *bindings: Any) -> int:
         return self._change(name, bindings).count
 
-    def _numbers(self, numbers: Iterable[int]) -> str:
-        return array_of(numbers)
-
     def last_seq(self) -> int:
         return super().last_seq() if self._last is None else self._last
 
@@ -200,21 +197,10 @@ class PostgresWriter(PostgresReader, SqlWriter):
         return self._locked[id]
 
     def save_subscription(self, record: SubscriptionRecord) -> None:
-        spec, window, lease, known = record.spec, record.window, record.lease, self._locked.get(record.id)
+        spec, known = record.spec, self._locked.get(record.id)
         if "\0" in record.id:
             raise _nul("the id of a subscription", record.id)
-        moved = (
-            window.floor,
-            window.delivered,
-            to_json(window.settled),
-            _storable(lease.owner),
-            lease.fence,
-            lease.until_ms,
-            record.active_ms,
-            record.acked,
-            record.redelivered,
-            record.dead_lettered,
-        )
+        moved = moved_values(record, _storable)
         if known is not None and known.spec == spec and known.created_ms == record.created_ms:
             version = self._unchecked.pop(record.id, None)
             assumed = None if version is None else self._assumed.pop(record.id, None)
@@ -226,12 +212,10 @@ class PostgresWriter(PostgresReader, SqlWriter):
                 checked = (version, *assumed.values(record.id))
                 self._later("move_as_assumed", (*moved, record.id, *checked))
         else:
-            self._later(
-                "save_subscription", (record.id, spec.pattern, spec.mode, to_json(spec), record.created_ms, *moved)
-            )
+            self._later("save_subscription", (*declared_values(record), *moved))
             self.has_news = known is not None or self.has_news  # it may be paused, or resumed
         self._locked[record.id] = self.saved[record.id] = record
-        if spec.mode != "shared" and lease.until_ms == 0:
+        if spec.mode != "shared" and record.lease.until_ms == 0:
             self.has_news = True  # it is free to be taken
 
     def delete_subscription(self, id: str) -> None:

@@ -19,9 +19,7 @@ from headwater.stores.conditions import (
     entities_condition,
     joined,
     term_condition,
-    topics_condition,
 )
-from headwater.topics import Pattern
 
 Param = str | int | float
 
@@ -45,11 +43,6 @@ def where_condition(where: Where) -> Condition:
 def entity_condition(filter: EntityFilter) -> tuple[Condition, bool]:
     """See `entities_condition`."""
     return entities_condition(filter, lambda column, names: Condition(f"{column} IN ({_marks(names)})", tuple(names)))
-
-
-def topic_condition(pattern: Pattern) -> tuple[Condition, bool]:
-    """See `topics_condition`."""
-    return topics_condition(pattern, "?")
 
 
 # --- where --------------------------------------------------------------------------------------------------

@@ -38,8 +38,13 @@ WAL_BYTES_KEPT = 16 * 1024 * 1024
 _PACKAGE = "headwater.stores.sqlite"
 
 SCHEMA = text_of(_PACKAGE, "schema.sql")
+AMONG = "IN (SELECT value FROM json_each(?))"
 SQL = load(
-    _PACKAGE,
+    text_of("headwater.stores", "queries.sql") + text_of(_PACKAGE, "queries.sql"),
+    among=AMONG,
+    json_rows="json_group_array(json_array",
+    as_json=")",
+    greatest="max",
     extras=extra_columns(),
     extras_json=extra_columns("json_quote(m.{})", headers="coalesce(m.{}, 'null')", separator=" || ',' || "),
     extras_but_headers=extra_columns(headers="NULL"),

@@ -23,7 +23,7 @@ from headwater.ports.records import (
     Selection,
     Times,
 )
-from headwater.stores.conditions import EVERYTHING, Condition, all_of
+from headwater.stores.conditions import EVERYTHING, Condition, all_of, topic_condition
 from headwater.stores.sql import (
     CANDIDATES,
     SCAN_SEQS_MAX,
@@ -39,8 +39,8 @@ from headwater.stores.sql import (
     times_by_scanning,
     to_json,
 )
-from headwater.stores.sqlite.conditions import entity_condition, topic_condition, where_condition
-from headwater.stores.sqlite.connection import SQL
+from headwater.stores.sqlite.conditions import entity_condition, where_condition
+from headwater.stores.sqlite.connection import AMONG, SQL
 
 SCAN_BYTES_MAX = 8 * 1024 * 1024  # of messages read at a time
 ROW_BYTES = 1_024  # that a message may take besides its payload
@@ -69,7 +69,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class SqliteReader(SqlReader):
     """`ports.store.Reader` over a connection that is inside a transaction."""
 
-    _sql, _mark = SQL, "?"
+    _sql, _among = SQL, AMONG
     _error_line = f"substr(error || char(10), 1, min(instr(error || char(10), char(10)) - 1, {ERROR_LINE_CHARS}))"
 
     def __init__(self, connection: apsw.Connection, salt: int, topics: TopicTail | None = None) -> None:
@@ -259,8 +259,8 @@ class SqliteReader(SqlReader):
                     break
         return found[::-1]
 
-    def _is_in(self, column: str, numbers: Iterable[int]) -> Condition:
-        return Condition(f"{column} IN (SELECT value FROM json_each(?))", (to_json(list(numbers)),))
+    def _numbers(self, numbers: Iterable[int]) -> str:
+        return to_json(list(numbers))
 
     def _seqs(self, sql: str, bindings: tuple[Any, ...]) -> list[int]:
         rows: list[Any] = self._connection.execute(sql, bindings).fetchall()

@@ -15,7 +15,7 @@ from headwater.delivery.retention import Kept, Run
 from headwater.errors import SqlError
 from headwater.message import EXTRA_FIELDS, Draft, Extras
 from headwater.ports.records import DeadLetter, DeliveryRow, SubscriptionRecord, Timing
-from headwater.stores.sql import OWN_TABLES, SqlWriter, letter_values, to_json
+from headwater.stores.sql import OWN_TABLES, SqlWriter, declared_values, letter_values, moved_values, to_json
 from headwater.stores.sqlite.connection import SQL
 from headwater.stores.sqlite.reader import SqliteReader
 
@@ -64,9 +64,6 @@ class SqliteWriter(SqliteReader, SqlWriter):
         self._connection.execute(SQL[name], bindings)
         return self._connection.changes()
 
-    def _numbers(self, numbers: Iterable[int]) -> str:
-        return to_json(list(numbers))
-
     def _refuse_unstorable(self, drafts: Sequence[Draft]) -> None:
         """SQLite stores any text."""
 
@@ -96,27 +93,7 @@ class SqliteWriter(SqliteReader, SqlWriter):
         self._connection.executemany(SQL["add_receipt"], rows)
 
     def save_subscription(self, record: SubscriptionRecord) -> None:
-        spec, window, lease = record.spec, record.window, record.lease
-        self._connection.execute(
-            SQL["save_subscription"],
-            (
-                record.id,
-                spec.pattern,
-                spec.mode,
-                to_json(spec),
-                window.floor,
-                window.delivered,
-                to_json(window.settled),
-                lease.owner,
-                lease.fence,
-                lease.until_ms,
-                record.created_ms,
-                record.active_ms,
-                record.acked,
-                record.redelivered,
-                record.dead_lettered,
-            ),
-        )
+        self._connection.execute(SQL["save_subscription"], (*declared_values(record), *moved_values(record)))
 
     def put_deliveries(self, subscription: str, rows: Sequence[DeliveryRow]) -> None:
         alike: dict[tuple[Any, ...], list[int]] = {}
@@ -133,11 +110,7 @@ class SqliteWriter(SqliteReader, SqlWriter):
             self._connection.execute(SQL["remove_deliveries"], (subscription, to_json(list(seqs))))
 
     def save_dead_letters(self, letters: Sequence[DeadLetter]) -> list[int]:
-        ids: list[int] = []
-        for letter in letters:
-            self._connection.execute(SQL["save_dead_letter"], letter_values(letter))
-            ids.append(self._connection.last_insert_rowid())
-        return ids
+        return [self._value("save_dead_letter", *letter_values(letter)) for letter in letters]
 
     def delete_messages(self, gone: Sequence[Kept]) -> None:
         if not gone:
