@@ -1,4 +1,5 @@
-"""Conditions on messages as SQL: the parts that are the same in each store."""
+"""Conditions on messages as SQL: the parts that are the same in each store. The SQL is built from fixed pieces only:
+whatever a user wrote is a bound parameter."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from headwater.delivery.filters import And, Compare, EntityFilter, Matcher, Not, OneOf, Or, Term
-from headwater.ports.records import DeadLetterQuery
+from headwater.ports.records import DeadLetterQuery, Selection
 from headwater.topics import Pattern
+
+SMALL_BYTES_MAX = 4_096  # of data; up to here the database is asked whether a condition holds
 
 
 class Condition(NamedTuple):
@@ -101,4 +104,41 @@ def letters_condition(query: DeadLetterQuery, is_in: Callable[[str, Iterable[int
         topics,
         *(is_in(column, wanted) for column, wanted in numbers if wanted is not None),
         *(Condition(f"{column} = ?", (text,)) for column, text in texts.items() if text is not None),
+    )
+
+
+class Wanted(NamedTuple):
+    """All that a selection says, and parts of it: its topics, and all but the `where`, which some payload may be unfit
+    for. If it is not `exact`, `selection.keeps` must check what it lets through: topics, entities and, unless it
+    `judges_content`, the `where`. `sieve` lets large messages pass unread, and `judged` tells the others."""
+
+    condition: Condition
+    exact: bool
+    topics: Condition
+    without_where: Condition
+    judges_content: bool
+    sieve: Condition
+    judged: str
+
+
+def wanted(
+    selection: Selection, entities: tuple[Condition, bool], content: tuple[Condition, bool], size: str
+) -> Wanted:
+    """`entities` and `content` with whether they are exact; `size` is that of the data, in SQL."""
+    topics, topics_exact = topic_condition(selection.pattern)
+    entity, entity_exact = entities
+    where, judges_content = content
+    without_where, exact = all_of(topics, entity), topics_exact and entity_exact and judges_content
+    if selection.where is None:
+        return Wanted(without_where, exact, topics, without_where, True, without_where, "TRUE")
+    judged = f"{size} <= {SMALL_BYTES_MAX}" if judges_content else "FALSE"
+    small = Condition(f"(CASE WHEN {judged} THEN {where.sql} ELSE TRUE END)", where.params)
+    return Wanted(
+        all_of(topics, entity, where),
+        exact,
+        topics,
+        without_where,
+        judges_content,
+        all_of(topics, entity, small),
+        judged,
     )

@@ -3,6 +3,7 @@ database leaves to Python."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import threading
@@ -11,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
@@ -36,12 +37,15 @@ from headwater.ports.records import (
     DeadLetter,
     DeadLetterQuery,
     DeliveryCounts,
+    DeliveryRow,
     Found,
     Gap,
     LetterColumn,
     LetterGroup,
+    Order,
     RetentionPolicy,
     Sample,
+    Scan,
     Selection,
     SubscriptionRecord,
     SubscriptionSpec,
@@ -49,8 +53,8 @@ from headwater.ports.records import (
     Timing,
     TopicCount,
 )
-from headwater.ports.store import LETTERS_BYTES_MAX, SEQ_MAX, Reader
-from headwater.stores.conditions import Condition, letters_condition, topic_condition
+from headwater.ports.store import LETTERS_BYTES_MAX, SEQ_MAX
+from headwater.stores.conditions import SMALL_BYTES_MAX, Condition, Wanted, letters_condition, topic_condition
 from headwater.topics import Dialect, Pattern
 from headwater.version import UPGRADE
 
@@ -82,10 +86,17 @@ _settled = msgspec.json.Decoder(tuple[tuple[int, int], ...])
 _document = msgspec.json.Decoder(MessageDocument)
 _topic_counts = msgspec.json.Decoder(list[TopicCount])
 
+ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
+WHICH: dict[bool | None, str] = {None: "TRUE", True: "token > 0", False: "token = 0"}  # suspects, or not
+AnswerT = TypeVar("AnswerT")
+
 _TimedCandidate = tuple[int, int, str, str | None, str | None]  # seq, time of publishing, topic, from, to
-TIMES = msgspec.json.Decoder(list[tuple[int, int]])
-CANDIDATES = msgspec.json.Decoder(list[_TimedCandidate])
+_times = msgspec.json.Decoder(list[tuple[int, int]])
+_candidates = msgspec.json.Decoder(list[_TimedCandidate])
 SEQS = msgspec.json.Decoder(list[int])
+MESSAGES = msgspec.json.Decoder(list[Message])
+DELIVERIES = msgspec.json.Decoder(list[DeliveryRow])
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _letter_counts = msgspec.json.Decoder(list[tuple[str, int]])
 _letter_groups = msgspec.json.Decoder(list[LetterGroup])
 _texts = msgspec.json.Decoder(list[str])
@@ -95,7 +106,6 @@ _timings = msgspec.json.Decoder(list[Timing])
 _samples = msgspec.json.Decoder(list[Sample])
 _extras, _id = map(attrgetter, ("extras", "id"))
 
-SMALL_BYTES_MAX = 4_096  # of data; up to here the database is asked whether a condition holds
 SIFT_BYTES_MAX = 1024 * 1024  # of messages that were found or looked into
 SIFT_S_MAX = 0.05
 CANDIDATES_MAX = 10_000
@@ -318,15 +328,6 @@ def _added(counts: Mapping[str, TopicCount], later: Iterable[TopicCount]) -> dic
     return total
 
 
-def count_by_scanning(reader: Reader, selection: Selection, after: int, upto: int) -> int:
-    """Where the database cannot decide alone what matches."""
-    total, upto = 0, min(upto, reader.last_seq())
-    while after < upto:
-        found, after = reader.scan_times(selection, after, COUNT_PAGE, upto)
-        total += len(found)
-    return total
-
-
 def kept_times(selection: Selection, candidates: list[_TimedCandidate], limit: int, end: int) -> Times:
     """Those of the candidates whose topic and entities match; the database has looked at their content."""
     known: dict[tuple[str, str | None, str | None], bool] = {}
@@ -338,12 +339,6 @@ def kept_times(selection: Selection, candidates: list[_TimedCandidate], limit: i
         if keeps:
             found.append((seq, published_ms))
     return Times(found, candidates[-1][0] if len(candidates) == limit else end)
-
-
-def times_by_scanning(reader: Reader, selection: Selection, after: int, limit: int, upto: int) -> Times:
-    """Where whole messages must be loaded to tell which match: a few at a time."""
-    messages, scanned_to = reader.scan(selection, after, min(limit, LOADED_PAGE), upto)
-    return Times([(message.seq, message.published_ms) for message in messages], scanned_to)
 
 
 class AssignedSeqs(NamedTuple):
@@ -554,10 +549,10 @@ _decoded_cache = _DecodedCache()
 class SqlReader:
     """The part of `ports.store.Reader` whose statements have the same names and rows in each store."""
 
-    _sql: Mapping[str, str]
-    _error_line: str
+    _sql: ClassVar[Mapping[str, str]]
+    _error_line: ClassVar[str]
     """The first line of an error, in SQL."""
-    _among: str
+    _among: ClassVar[str]
     """Compares a column with numbers, in SQL."""
     _topics: TopicTail
     _keeps_counts = True
@@ -581,10 +576,23 @@ class SqlReader:
         """As the binding of {among}."""
         raise NotImplementedError
 
-    def _candidates(self, selection: Selection, after: int, end: int, limit: int, direction: str) -> list[Candidate]:
+    def _wanted(self, selection: Selection) -> Wanted:
+        raise NotImplementedError
+
+    def _tried(self, selection: Selection, ask: Callable[[Wanted], AnswerT]) -> AnswerT | None:
+        """The answer; None where the database cannot read some payload, so that `where` is left to Python, which can.
+        The transaction goes on."""
+        raise NotImplementedError
+
+    def _found_candidates(self, sql: str, bindings: Sequence[Any]) -> list[Candidate]:
         raise NotImplementedError
 
     def last_seq(self) -> int:
+        raise NotImplementedError
+
+    def scan(
+        self, selection: Selection, after: int, limit: int, upto: int | None = None, bytes_max: int | None = None
+    ) -> Scan:
         raise NotImplementedError
 
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
@@ -608,6 +616,49 @@ class SqlReader:
         if stopped_at is None and len(rows) == most:
             stopped_at = rows[-1].seq
         return Sifted(seqs, stopped_at, is_empty=not rows)
+
+    def _candidates(self, selection: Selection, after: int, end: int, limit: int, direction: str) -> list[Candidate]:
+        def ask(condition: Condition, judged: str) -> list[Candidate]:
+            sql = self._sql["candidates"].replace("{judged}", judged).replace("{direction}", direction)
+            return self._found_candidates(condition.into(sql), (after, end, *condition.params, limit))
+
+        found = self._tried(selection, lambda wanted: ask(wanted.sieve, wanted.judged))
+        return ask(self._wanted(selection).without_where, "FALSE") if found is None else found
+
+    def scan_times(self, selection: Selection, after: int, limit: int, upto: int) -> Times:
+        end = min(upto, self.last_seq(), after + SCAN_SEQS_MAX)
+        if end <= after or limit < 1:
+            return Times([], after)
+
+        def ask(wanted: Wanted) -> Times:
+            sql = self._sql["scan_times" if wanted.exact else "scan_candidates"]
+            text = self._text(wanted.condition.into(sql), (after, end, *wanted.condition.params, limit))
+            if not wanted.exact:
+                return kept_times(selection, _candidates.decode(text), limit, end)
+            found = _times.decode(text)
+            return Times(found, found[-1][0] if len(found) == limit else end)
+
+        times = None
+        if self._wanted(selection).judges_content:
+            with contextlib.suppress(*UNREADABLE):  # rows by hand, which `scan` knows how to read
+                times = self._tried(selection, ask)
+        if times is None:  # whole messages must be loaded to tell which match: a few at a time
+            messages, scanned_to = self.scan(selection, after, min(limit, LOADED_PAGE), end)
+            times = Times([(message.seq, message.published_ms) for message in messages], scanned_to)
+        return times
+
+    def count(self, selection: Selection, after: int, upto: int) -> int:
+        def ask(wanted: Wanted) -> int:
+            condition = wanted.condition
+            return int(self._text(condition.into(self._sql["count"]), (after, upto, *condition.params)))
+
+        counted = self._tried(selection, ask) if self._wanted(selection).exact else None
+        if counted is None:
+            counted, upto = 0, min(upto, self.last_seq())
+            while after < upto:
+                found, after = self.scan_times(selection, after, COUNT_PAGE, upto)
+                counted += len(found)
+        return counted
 
     def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
         condition, exact = topic_condition(pattern)
@@ -655,6 +706,15 @@ class SqlReader:
 
     def owned_subscriptions(self, owner: str) -> int:
         return int(self._value("owned_subscriptions", owner))
+
+    def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
+        wanted = list(seqs)
+        text = self._text(self._sql["deliveries"], (subscription, self._numbers(wanted))) if wanted else None
+        return {row.seq: row for row in DELIVERIES.decode(text)} if text else {}
+
+    def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
+        text = self._text(self._sql["deliveries_by"], (subscription, token))
+        return DELIVERIES.decode(text) if text else []
 
     def delivery_counts(self, subscription: str, upto: int = SEQ_MAX) -> DeliveryCounts:
         return DeliveryCounts(*self._row("delivery_counts", subscription, upto))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 from functools import lru_cache
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from headwater.delivery.filters import (
     JSON_FIELDS,
@@ -33,14 +33,13 @@ from headwater.ports.records import Selection
 from headwater.stores.conditions import (
     EVERYTHING,
     Condition,
-    all_of,
+    Wanted,
     entities_condition,
     joined,
     term_condition,
-    topic_condition,
+    wanted,
 )
 from headwater.stores.postgres.connection import SQL
-from headwater.stores.sql import SMALL_BYTES_MAX
 
 NOTHING = Condition("FALSE")
 
@@ -88,9 +87,10 @@ def where_condition(where: Where) -> tuple[Condition, bool]:
     return term_condition(where.term, _leaf_condition), True
 
 
-def reads_json(where: Where) -> bool:
+@lru_cache(maxsize=4096)
+def reads_json(where: Where | None) -> bool:
     """Whether it looks into `data` or `headers`, some of which PostgreSQL may not be able to read."""
-    return any(leaf.path.field in JSON_FIELDS for leaf in _leaves(where.term))
+    return where is not None and any(leaf.path.field in JSON_FIELDS for leaf in _leaves(where.term))
 
 
 def entity_condition(filter: EntityFilter) -> tuple[Condition, bool]:
@@ -247,37 +247,7 @@ def _nearest_double(operator: Operator, number: int) -> float:
 # --- selections ---------------------------------------------------------------------------------------------
 
 
-class Wanted(NamedTuple):
-    """All that a selection says, and parts of it: its topics, and all but the `where`, which some payload may be unfit
-    for (`may_fail`). If it is not `exact`, `selection.keeps` must check what it lets through. `sieve` lets large
-    messages pass unread, and `judged` tells the others."""
-
-    condition: Condition
-    exact: bool
-    topics: Condition
-    without_where: Condition
-    may_fail: bool
-    sieve: Condition = EVERYTHING
-    judged: str = "TRUE"
-
-
 @lru_cache(maxsize=4096)
 def wanted_by(selection: Selection) -> Wanted:
-    topics, topics_exact = topic_condition(selection.pattern)
-    entities, entities_exact = entity_condition(selection.entities)
-    exact, without_where = topics_exact and entities_exact, all_of(topics, entities)
-    if selection.where is None:
-        return Wanted(without_where, exact, topics, without_where, False, without_where)
-    content, content_exact = where_condition(selection.where)
-    condition = all_of(topics, entities, content)
-    judged = f"{SQL['size']} <= {SMALL_BYTES_MAX}" if content_exact else "FALSE"
-    small = Condition(f"(CASE WHEN {judged} THEN {content.sql} ELSE TRUE END)", content.params)
-    return Wanted(
-        condition,
-        exact and content_exact,
-        topics,
-        without_where,
-        reads_json(selection.where),
-        all_of(topics, entities, small),
-        judged,
-    )
+    content = (EVERYTHING, True) if selection.where is None else where_condition(selection.where)
+    return wanted(selection, entity_condition(selection.entities), content, SQL["size"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import msgspec
 import psycopg
@@ -17,30 +17,29 @@ from headwater.ports.records import (
     ERROR_LINE_CHARS,
     DeadLetter,
     DeadLetterQuery,
-    DeliveryRow,
     Due,
     Order,
     Scan,
     Selection,
-    Times,
 )
 from headwater.ports.store import LETTERS_BYTES_MAX, SEQ_MAX, Interruption
-from headwater.stores.conditions import EVERYTHING, Condition, topic_condition
-from headwater.stores.postgres.conditions import Wanted, wanted_by
+from headwater.stores.conditions import EVERYTHING, Condition, Wanted, topic_condition
+from headwater.stores.postgres.conditions import reads_json, wanted_by
 from headwater.stores.postgres.connection import AMONG, SQL, array_of
 from headwater.stores.postgres.pipelined import PipelinedConnection, Statement
 from headwater.stores.sql import (
-    CANDIDATES,
+    DELIVERIES,
+    MESSAGES,
+    ORDER_BY,
     SCAN_SEQS_MAX,
-    TIMES,
+    UNREADABLE,
+    WHICH,
+    AnswerT,
     Candidate,
     SqlReader,
     TopicTail,
-    count_by_scanning,
-    kept_times,
     letter_of,
     letters_page,
-    times_by_scanning,
 )
 from headwater.topics import Pattern
 
@@ -48,24 +47,18 @@ TEXT_MESSAGES_MAX = 500  # how many messages travel as one text, which may have 
 UNKNOWN_MESSAGES_MAX = 32  # how many are read before it is known how large they are, where that matters
 LETTERS_AT_ONCE = 100  # the most dead letters whose sizes are looked at to find out how many make a page
 
-MESSAGES = msgspec.json.Decoder(list[Message])
-DELIVERIES = msgspec.json.Decoder(list[DeliveryRow])
 RECEIPTS = msgspec.json.Decoder(list[Receipt])
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
-_WHICH: dict[bool | None, str] = {None: "TRUE", True: "token > 0", False: "token = 0"}  # suspects, or not
-LOOK_AHEAD = SQL["look_ahead"].replace("{which}", _WHICH[None])
+LOOK_AHEAD = SQL["look_ahead"].replace("{which}", WHICH[None])
 _NOT_FOR_SQL = (psycopg.DataError, errors.StatementTooComplex, errors.ProgramLimitExceeded)
-_Answer = TypeVar("_Answer")
 
 
 class PostgresReader(SqlReader):
     """`ports.store.Reader` over a connection that is inside a transaction."""
 
-    _sql, _among = SQL, AMONG
+    _sql: ClassVar = {name: sql.replace("{locked}", "") for name, sql in SQL.items()}
+    _among = AMONG
     _error_line = f"left(split_part(error, E'\\n', 1), {ERROR_LINE_CHARS})"
-    _locking = ""  # behind a statement that reads delivery rows
 
     def __init__(
         self,
@@ -92,9 +85,7 @@ class PostgresReader(SqlReader):
         wanted = wanted_by(selection)
         if selection.takes_time:
             return self._sift(selection, wanted, after, end, limit, upto)
-        (found, last, is_full), exact = self._tried(
-            wanted, lambda condition: self._scan(condition, after, end, limit, bytes_max)
-        )
+        found, last, is_full = self._scan(wanted.condition, after, end, limit, bytes_max)
         self._seen_last = last
         if is_full:
             scanned_to = found[-1].seq
@@ -102,7 +93,7 @@ class PostgresReader(SqlReader):
             scanned_to = max(after, min(end, last))
             if not found and scanned_to < last:
                 scanned_to = self._quiet_to(wanted, after, scanned_to, last if upto is None else end)
-        return Scan(found if exact else [message for message in found if selection.keeps(message)], scanned_to)
+        return Scan(found if wanted.exact else [message for message in found if selection.keeps(message)], scanned_to)
 
     def _sift(self, selection: Selection, wanted: Wanted, after: int, end: int, limit: int, upto: int | None) -> Scan:
         last = self.last_seq()  # what is there by now is seen by the next statement, too
@@ -115,18 +106,11 @@ class PostgresReader(SqlReader):
         messages = self.messages(seqs)
         return Scan([messages[seq] for seq in seqs if seq in messages], stopped_at)
 
-    def _candidates(self, selection: Selection, after: int, end: int, limit: int, direction: str) -> list[Candidate]:
-        wanted = wanted_by(selection)
+    def _wanted(self, selection: Selection) -> Wanted:
+        return wanted_by(selection)
 
-        def ask(condition: Condition, judged: str) -> list[Candidate]:
-            sql = condition.into(SQL["candidates"]).replace("{judged}", judged).replace("{direction}", direction)
-            return [Candidate(*row) for row in self._execute(sql, (after, end, *condition.params, limit)).rows()]
-
-        try:
-            with self._savepoint() if wanted.may_fail else nullcontext():
-                return ask(wanted.sieve, wanted.judged)
-        except _NOT_FOR_SQL:
-            return ask(wanted.without_where, "FALSE")
+    def _found_candidates(self, sql: str, bindings: Sequence[Any]) -> list[Candidate]:
+        return [Candidate(*row) for row in self._execute(sql, bindings).rows()]
 
     def _quiet_to(self, wanted: Wanted, after: int, scanned_to: int, most: int) -> int:
         """Far behind, and nothing here: perhaps nothing for long."""
@@ -139,16 +123,15 @@ class PostgresReader(SqlReader):
         found = self._execute(topics.into(SQL["quiet_upto"]), (after, *topics.params)).value()
         return after if found is None else max(after, int(found))
 
-    def _tried(self, wanted: Wanted, ask: Callable[[Condition], _Answer]) -> tuple[_Answer, bool]:
-        """The answer, and whether it is exact. Where PostgreSQL cannot read some payload (it holds a NUL, or half a
-        surrogate pair), `where` is left to Python, which can; the transaction goes on."""
-        if not wanted.may_fail:
-            return ask(wanted.condition), wanted.exact
+    def _tried(self, selection: Selection, ask: Callable[[Wanted], AnswerT]) -> AnswerT | None:
+        """A payload that holds a NUL, or half a surrogate pair, is none that PostgreSQL can read."""
         try:
-            with self._savepoint():
-                return ask(wanted.condition), wanted.exact
+            with self._savepoint() if reads_json(selection.where) else nullcontext():
+                return ask(wanted_by(selection))
         except _NOT_FOR_SQL:
-            return ask(wanted.without_where), False
+            if not reads_json(selection.where):
+                raise
+            return None
 
     @contextmanager
     def _savepoint(self) -> Iterator[None]:
@@ -188,26 +171,6 @@ class PostgresReader(SqlReader):
 
     def _page_statement(self, condition: Condition, after: int, end: int, limit: int) -> tuple[str, tuple[Any, ...]]:
         return condition.into(SQL["scan"]), (self._salt, self._salt, after, end, *condition.params, limit)
-
-    def scan_times(self, selection: Selection, after: int, limit: int, upto: int) -> Times:
-        end = min(upto, self.last_seq(), after + SCAN_SEQS_MAX)
-        if end <= after or limit < 1:
-            return Times([], after)
-        wanted = wanted_by(selection)
-        if not wanted.exact and selection.where is not None:  # perhaps its content must be looked at here
-            return times_by_scanning(self, selection, after, limit, end)
-        name = "scan_times" if wanted.exact else "scan_candidates"
-
-        def ask(condition: Condition) -> bytes:
-            return self._execute(condition.into(SQL[name]), (after, end, *condition.params, limit)).text() or b"[]"
-
-        text, exact = self._tried(wanted, ask)
-        if wanted.exact and not exact:
-            return times_by_scanning(self, selection, after, limit, end)
-        if wanted.exact:
-            found = TIMES.decode(text)
-            return Times(found, found[-1][0] if len(found) == limit else end)
-        return kept_times(selection, CANDIDATES.decode(text), limit, end)
 
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
         wanted = list(seqs)
@@ -253,17 +216,6 @@ class PostgresReader(SqlReader):
         topics, _ = topic_condition(pattern)
         return super().oldest(pattern, self._quiet_upto(topics, after), limit, upto)
 
-    def count(self, selection: Selection, after: int, upto: int) -> int:
-        wanted = wanted_by(selection)
-        if wanted.exact:
-            counted, exact = self._tried(wanted, lambda condition: self._count(condition, after, upto))
-            if exact:
-                return counted
-        return count_by_scanning(self, selection, after, upto)
-
-    def _count(self, condition: Condition, after: int, upto: int) -> int:
-        return int(self._execute(condition.into(SQL["count"]), (after, upto, *condition.params)).value())
-
     def due(
         self,
         subscription: str,
@@ -274,9 +226,9 @@ class PostgresReader(SqlReader):
         suspects: bool | None = None,
         bytes_max: int | None = None,
     ) -> list[Due]:
-        columns = "due_at, seq" if suspects else _ORDER_BY[order]
-        sql = SQL["due"].replace("{which}", _WHICH[suspects]).replace("{order}", columns)
-        text = self._execute(sql.replace("{locked}", self._locking), (subscription, now_ms, limit)).text()
+        columns = "due_at, seq" if suspects else ORDER_BY[order]
+        sql = self._sql["due"].replace("{which}", WHICH[suspects]).replace("{order}", columns)
+        text = self._execute(sql, (subscription, now_ms, limit)).text()
         if not text:
             return []
         rows = DELIVERIES.decode(text)
@@ -292,19 +244,9 @@ class PostgresReader(SqlReader):
         return bool(self._value("is_announced", number))
 
     def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
-        sql = SQL["next_due_ms"].replace("{which}", _WHICH[None if suspects else False])
+        sql = SQL["next_due_ms"].replace("{which}", WHICH[None if suspects else False])
         found: int | None = self._execute(sql, (subscription,)).value()
         return found
-
-    def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
-        wanted = list(seqs)
-        sql = SQL["deliveries"].replace("{locked}", self._locking)
-        text = self._execute(sql, (subscription, array_of(wanted))).text() if wanted else None
-        return {row.seq: row for row in DELIVERIES.decode(text)} if text else {}
-
-    def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
-        text = self._execute(SQL["deliveries_by"].replace("{locked}", self._locking), (subscription, token)).text()
-        return DELIVERIES.decode(text) if text else []
 
     def dead_letters(self, query: DeadLetterQuery, after: int, limit: int) -> list[DeadLetter]:
         return letters_page(self._all_letters(self._letters(query), after), query, limit)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -49,7 +49,7 @@ class PostgresWriter(PostgresReader, SqlWriter):
     """`ports.store.Writer` over a connection that is inside a transaction. Unless it is `alone`, it locks the rows that
     it reads in order to change them."""
 
-    _locking = "FOR UPDATE SKIP LOCKED"
+    _sql: ClassVar = {name: sql.replace("{locked}", "FOR UPDATE SKIP LOCKED") for name, sql in SQL.items()}
 
     def __init__(
         self,

@@ -11,15 +11,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from headwater.delivery.filters import JSON_FIELDS, Compare, EntityFilter, OneOf, Operator, Path, Scalar, Where
+from headwater.ports.records import Selection
 from headwater.stores.conditions import (
+    EVERYTHING,
     Condition,
+    Wanted,
     entities_condition,
     joined,
     term_condition,
+    wanted,
 )
+from headwater.stores.sqlite.connection import SQL
 
 Param = str | int | float
 
@@ -34,6 +40,12 @@ _COMPARISONS: dict[Operator, str] = {
 }
 _IS_NUMBER = "{kind} IN ('integer', 'real')"
 _IS_TEXT = "{kind} = 'text'"
+
+
+@lru_cache(maxsize=4096)
+def wanted_by(selection: Selection) -> Wanted:
+    content = EVERYTHING if selection.where is None else where_condition(selection.where)
+    return wanted(selection, entity_condition(selection.entities), (content, True), SQL["size"])
 
 
 def where_condition(where: Where) -> Condition:
