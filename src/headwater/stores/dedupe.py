@@ -1,11 +1,12 @@
 """Dedupe queues: which messages a handler has handled already. The contract is `ports.dedupe`.
 
-All kinds share limits, checks and the count of answers (`BaseDedupe`). SQLite, also in memory, and PostgreSQL share the
-statements of dedupe.sql (`SqlDedupe`): the unique insert decides which caller is first.
+All kinds share `BaseDedupe`: limits, checks, the count of answers and the steps of each call. A step is one atomic
+statement of dedupe.sql, in SQLite, also in memory, and PostgreSQL, or one script in Redis.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import threading
@@ -48,35 +49,39 @@ SURPLUS_SHARE = 100  # one in so many may be kept beyond the limit, since lookin
 BUSY_TIMEOUT_S = 10.0
 SQL = load(text_of("headwater.stores", "dedupe.sql"))
 
+# scheme -> module, class, and the extra whose packages it needs
+_OTHERS = {
+    "postgres": ("dedupe_postgres", "PostgresDedupe", "postgres"),
+    "postgresql": ("dedupe_postgres", "PostgresDedupe", "postgres"),
+    "redis": ("dedupe_redis", "RedisDedupe", "redis"),
+    "rediss": ("dedupe_redis", "RedisDedupe", "redis"),
+}
+
 
 def open_dedupe(url: str | os.PathLike[str], **options: Any) -> DedupeQueue:
     """`memory:`, a file path or `sqlite:path`, `postgres://…`, `redis://…`. Options: `max_count`, `max_age`, `clock`,
     and those of its kind. An optional package is imported when its url is opened."""
     text = url_text(url, "a dedupe queue")
     scheme, found, rest = text.partition("://")
+    kind: type[BaseDedupe] = SqliteDedupe
+    addresses = [rest.removeprefix("/") if found else text.removeprefix("sqlite:")]
     if text == "memory:":
-        _refuse_unknown(MemoryDedupe, options)
-        return MemoryDedupe(**options)
-    if scheme in ("postgres", "postgresql") and found:
+        kind, addresses = MemoryDedupe, []
+    elif found and scheme in _OTHERS:
+        module, name, extra = _OTHERS[scheme]
         try:
-            from headwater.stores.dedupe_postgres import PostgresDedupe
+            kind = getattr(importlib.import_module(f"headwater.stores.{module}"), name)
         except ImportError as exc:
-            raise _missing("postgres", exc) from exc
-        _refuse_unknown(PostgresDedupe, options)
-        return PostgresDedupe(text, **options)
-    if scheme in ("redis", "rediss") and found:
-        try:
-            from headwater.stores.dedupe_redis import RedisDedupe
-        except ImportError as exc:
-            raise _missing("redis", exc) from exc
-        _refuse_unknown(RedisDedupe, options)
-        return RedisDedupe(text, **options)
-    if found and scheme != "sqlite":
+            raise InvalidOptionError(
+                f"this needs a package that is not installed ({exc})", where="dedupe", next=install_hint(extra)
+            ) from exc
+        addresses = [text]
+    elif found and scheme != "sqlite":
         raise InvalidOptionError(
             f"there is no dedupe queue for {scheme}://", next="Use memory:, a file path, postgres:// or redis://"
         )
-    _refuse_unknown(SqliteDedupe, options)
-    return SqliteDedupe(rest.removeprefix("/") if found else text.removeprefix("sqlite:"), **options)
+    _refuse_unknown(kind, options)
+    return kind(*addresses, **options)
 
 
 def _refuse_unknown(kind: type[DedupeQueue], options: Mapping[str, Any]) -> None:
@@ -87,17 +92,9 @@ def _refuse_unknown(kind: type[DedupeQueue], options: Mapping[str, Any]) -> None
         raise InvalidOptionError(f"unknown option {unknown!r}", where="dedupe", next=f"Known: {', '.join(known)}")
 
 
-def _missing(extra: str, exc: ImportError) -> InvalidOptionError:
-    return InvalidOptionError(
-        f"this needs a package that is not installed ({exc})",
-        where="dedupe",
-        next=install_hint(extra),
-    )
-
-
 class BaseDedupe(ABC):
-    """`ports.dedupe.DedupeQueue` over the few steps that differ between the kinds. Every object is an owner of its own:
-    it releases only its own claims."""
+    """`ports.dedupe.DedupeQueue` over named steps. Every object is an owner of its own: it releases only its own
+    claims."""
 
     def __init__(
         self,
@@ -116,48 +113,96 @@ class BaseDedupe(ABC):
         self._owner = uuid.uuid4().hex
         self._answers: Counter[Begun] = Counter()
         self._answers_lock = threading.Lock()
+        self._done_since: dict[str, int] = {}  # handler -> how many were done since the surplus was looked for
+        self._done_lock = threading.Lock()
         self._closed = False
+
+    @abstractmethod
+    def _run(self, step: str, *, durable: bool = True, **values: Any) -> list[Any]:
+        """The rows of one step, which is atomic. What is not `durable` may be lost with the machine's power."""
+
+    @abstractmethod
+    def _close(self) -> None: ...
 
     def begin(self, handler: str, id: str, now_ms: int, claim_ms: int) -> Begun:
         self._check(handler, id)
-        check_whole("claim_ms", claim_ms, 1, 2**53)
-        return self._count(self._begin(handler, id, now_ms, now_ms + claim_ms))
+        return self._begin(handler, id, now_ms, now_ms + check_whole("claim_ms", claim_ms, 1, 2**53))
+
+    def _begin(self, handler: str, id: str, now_ms: int, until_ms: int | None) -> Begun:
+        """Without `until_ms` it is done at once."""
+        claim: dict[str, Any] = {
+            "handler": handler,
+            "id": id,
+            "owner": self._owner,
+            "until_ms": until_ms,
+            "now_ms": now_ms,
+            "forgotten_ms": self._forgotten_ms(now_ms),
+        }
+        for _ in range(BEGIN_TRIES_MAX):
+            # A claim need not survive a power loss: its owner does not either.
+            found = self._run("begin", durable=until_ms is None, **claim) or self._run("known", handler=handler, id=id)
+            if found:
+                answer: Begun = found[0][0]
+                if answer == "first" and until_ms is None:
+                    self._forget(handler, now_ms)
+                with self._answers_lock:
+                    self._answers[answer] += 1
+                return answer
+            # It was released, or forgotten, between the two steps.
+        raise ConflictError(f"the entry of {id!r} comes and goes", where=self.name, next="Try again")
 
     def extend(self, handler: str, id: str, now_ms: int, claim_ms: int) -> bool:
         self._check(handler, id)
-        check_whole("claim_ms", claim_ms, 1, 2**53)
-        return self._extend(handler, id, now_ms, now_ms + claim_ms)
+        until_ms = now_ms + check_whole("claim_ms", claim_ms, 1, 2**53)
+        claim: dict[str, Any] = {"handler": handler, "id": id, "owner": self._owner}
+        return bool(self._run("extend", durable=False, **claim, now_ms=now_ms, until_ms=until_ms))
 
     def finish(self, handler: str, id: str) -> None:
         self._check(handler, id)
-        self._finish(handler, id, self.clock.now_ms())
+        now_ms = self.clock.now_ms()
+        entry: dict[str, Any] = {"handler": handler, "id": id, "owner": self._owner}
+        self._run("finish", **entry, now_ms=now_ms, forgotten_ms=self._forgotten_ms(now_ms))
+        self._forget(handler, now_ms)
+
+    def _forget(self, handler: str, now_ms: int) -> None:
+        """The oldest beyond the limits, now and then."""
+        with self._done_lock:
+            done = self._done_since[handler] = self._done_since.get(handler, 0) + 1
+            if done * SURPLUS_SHARE < self.max_count and done > 1:  # also after the first, for what others left
+                return
+            self._done_since[handler] = 1
+        forgotten_ms = self._forgotten_ms(now_ms)
+        self._run("forget_old", durable=False, handler=handler, forgotten_ms=forgotten_ms)
+        self._run("forget_abandoned", durable=False, handler=handler, forgotten_ms=forgotten_ms)
+        self._run("forget_surplus", durable=False, handler=handler, max_count=self.max_count, forget_max=FORGET_MAX)
 
     def release(self, handler: str, id: str) -> None:
         self._check(handler, id)
-        self._release(handler, id)
+        self._run("release", durable=False, handler=handler, id=id, owner=self._owner)
 
     def contains(self, handler: str, id: str) -> bool:
         self._check(handler, id)
-        return self._contains(handler, id, self._forgotten_ms())
+        return bool(self._run("contains", handler=handler, id=id, forgotten_ms=self._forgotten_ms()))
 
     def add(self, handler: str, id: str) -> bool:
         self._check(handler, id)
-        return self._count(self._begin(handler, id, self.clock.now_ms(), None)) == "first"
+        return self._begin(handler, id, self.clock.now_ms(), None) == "first"
 
     def entries(self, handler: str) -> list[DedupeEntry]:
         self._check(handler)
-        return self._entries(handler, self._forgotten_ms())
+        return [DedupeEntry(*row) for row in self._run("entries", handler=handler, forgotten_ms=self._forgotten_ms())]
 
     def stats(self, handler: str | None = None) -> DedupeStats:
         self._check(*(() if handler is None else (handler,)))
-        handlers, done, begun, oldest_ms = self._totals(handler, self._forgotten_ms())
+        totals = self._run("totals", handler=handler, forgotten_ms=self._forgotten_ms())
+        totals = [row for row in totals if handler in (None, row[0])]
         with self._answers_lock:
             answers = self._answers.copy()
         return DedupeStats(
-            handlers,
-            done,
-            begun,
-            oldest_ms,
+            len(totals),
+            sum(done for _, done, _, _ in totals),
+            sum(begun for _, _, begun, _ in totals),
+            min((oldest_ms for _, _, _, oldest_ms in totals), default=None),
             self.max_count,
             self.max_age_ms,
             answers["first"],
@@ -167,7 +212,8 @@ class BaseDedupe(ABC):
 
     def clear(self, handler: str | None = None) -> int:
         self._check(*(() if handler is None else (handler,)))
-        return self._clear(handler)
+        rows = self._run("clear_all") if handler is None else self._run("clear", handler=handler)
+        return sum(count for (count,) in rows)
 
     def close(self) -> None:
         if not self._closed:
@@ -180,43 +226,9 @@ class BaseDedupe(ABC):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    @abstractmethod
-    def _begin(self, handler: str, id: str, now_ms: int, until_ms: int | None) -> Begun:
-        """Without `until_ms` it is done at once, and the oldest beyond the limits are forgotten."""
-
-    @abstractmethod
-    def _extend(self, handler: str, id: str, now_ms: int, until_ms: int) -> bool: ...
-
-    @abstractmethod
-    def _finish(self, handler: str, id: str, now_ms: int) -> None: ...
-
-    @abstractmethod
-    def _release(self, handler: str, id: str) -> None: ...
-
-    @abstractmethod
-    def _contains(self, handler: str, id: str, forgotten_ms: int) -> bool: ...
-
-    @abstractmethod
-    def _entries(self, handler: str, forgotten_ms: int) -> list[DedupeEntry]: ...
-
-    @abstractmethod
-    def _totals(self, handler: str | None, forgotten_ms: int) -> tuple[int, int, int, int | None]:
-        """Handlers, done, begun, and when the oldest was."""
-
-    @abstractmethod
-    def _clear(self, handler: str | None) -> int: ...
-
-    @abstractmethod
-    def _close(self) -> None: ...
-
     def _forgotten_ms(self, now_ms: int | None = None) -> int:
         """What was done then or earlier counts as never seen."""
         return (self.clock.now_ms() if now_ms is None else now_ms) - self.max_age_ms
-
-    def _count(self, answer: Begun) -> Begun:
-        with self._answers_lock:
-            self._answers[answer] += 1
-        return answer
 
     def _check(self, *texts: str) -> None:
         if self._closed:
@@ -226,73 +238,6 @@ class BaseDedupe(ABC):
                 raise InvalidOptionError(f"{what} must be non-empty text, not {text!r}", where=self.name)
             if len(text) > limit:
                 raise InvalidOptionError(f"{what} has {len(text)} characters, the limit is {limit}", where=self.name)
-
-
-class SqlDedupe(BaseDedupe):
-    def __init__(self, name: str, *, max_count: int, max_age: Span, clock: Clock | None) -> None:
-        super().__init__(name, max_count=max_count, max_age=max_age, clock=clock)
-        self._done_since: dict[str, int] = {}  # handler -> how many were done since the surplus was looked for
-        self._done_lock = threading.Lock()
-
-    @abstractmethod
-    def _run(self, name: str, *, durable: bool = True, **bindings: Any) -> list[tuple[Any, ...]]:
-        """One statement in a transaction of its own. What is not `durable` may be lost with the machine's power."""
-
-    def _begin(self, handler: str, id: str, now_ms: int, until_ms: int | None) -> Begun:
-        claim: dict[str, Any] = {
-            "handler": handler,
-            "id": id,
-            "owner": self._owner,
-            "until_ms": until_ms,
-            "now_ms": now_ms,
-            "forgotten_ms": self._forgotten_ms(now_ms),
-        }
-        for _ in range(BEGIN_TRIES_MAX):
-            # A claim need not survive a power loss: its owner does not either.
-            if self._run("begin", durable=until_ms is None, **claim):
-                if until_ms is None:
-                    self._forget(handler, now_ms)
-                return "first"
-            found = self._run("is_done", handler=handler, id=id)
-            if found:
-                return "done" if found[0][0] else "busy"
-            # It was released, or forgotten, between the two statements.
-        raise ConflictError(f"the entry of {id!r} comes and goes", where=self.name, next="Try again")
-
-    def _extend(self, handler: str, id: str, now_ms: int, until_ms: int) -> bool:
-        return bool(self._run("extend", durable=False, handler=handler, id=id, owner=self._owner, until_ms=until_ms))
-
-    def _finish(self, handler: str, id: str, now_ms: int) -> None:
-        self._run("finish", handler=handler, id=id, owner=self._owner, now_ms=now_ms)
-        self._forget(handler, now_ms)
-
-    def _forget(self, handler: str, now_ms: int) -> None:
-        with self._done_lock:
-            done = self._done_since[handler] = self._done_since.get(handler, 0) + 1
-            if done * SURPLUS_SHARE < self.max_count and done > 1:  # also after the first, for what others left
-                return
-            self._done_since[handler] = 1
-        forgotten_ms = self._forgotten_ms(now_ms)
-        self._run("forget_old", durable=False, handler=handler, forgotten_ms=forgotten_ms)
-        self._run("forget_abandoned", durable=False, handler=handler, forgotten_ms=forgotten_ms)
-        self._run("forget_surplus", durable=False, handler=handler, max_count=self.max_count, forget_max=FORGET_MAX)
-
-    def _release(self, handler: str, id: str) -> None:
-        self._run("release", durable=False, handler=handler, id=id, owner=self._owner)
-
-    def _contains(self, handler: str, id: str, forgotten_ms: int) -> bool:
-        return bool(self._run("contains", handler=handler, id=id, forgotten_ms=forgotten_ms))
-
-    def _entries(self, handler: str, forgotten_ms: int) -> list[DedupeEntry]:
-        return [DedupeEntry(*row) for row in self._run("entries", handler=handler, forgotten_ms=forgotten_ms)]
-
-    def _totals(self, handler: str | None, forgotten_ms: int) -> tuple[int, int, int, int | None]:
-        rows = [row for row in self._run("totals", forgotten_ms=forgotten_ms) if handler in (None, row[0])]
-        oldest_ms = min((row[3] for row in rows), default=None)
-        return len(rows), sum(row[1] for row in rows), sum(row[2] for row in rows), oldest_ms
-
-    def _clear(self, handler: str | None) -> int:
-        return len(self._run("clear_all") if handler is None else self._run("clear", handler=handler))
 
 
 _SCHEMA = """
@@ -311,7 +256,7 @@ CREATE INDEX IF NOT EXISTS dedupe_begun ON dedupe (handler, until_ms) WHERE unti
 """
 
 
-class SqliteDedupe(SqlDedupe):
+class SqliteDedupe(BaseDedupe):
     """In a file of its own, or in the log's, beside the log's tables."""
 
     def __init__(
@@ -341,10 +286,10 @@ class SqliteDedupe(SqlDedupe):
                 self._connection.close()
                 raise
 
-    def _run(self, name: str, *, durable: bool = True, **bindings: Any) -> list[tuple[Any, ...]]:
+    def _run(self, step: str, *, durable: bool = True, **values: Any) -> list[Any]:
         with self._turn, translated(self.name):
             self._connection.pragma("synchronous", self._synchronous[durable])
-            return self._transact(SQL[name], bindings)
+            return self._transact(SQL[step], values)
 
     def _transact(self, sql: str, bindings: dict[str, Any]) -> list[tuple[Any, ...]]:
         """Begun as a writer, for a reader that becomes one may be refused however long it would wait."""
@@ -372,5 +317,5 @@ class MemoryDedupe(SqliteDedupe):
     def __init__(
         self, *, max_count: int = DEDUPE_COUNT, max_age: Span = DEDUPE_AGE_S, clock: Clock | None = None
     ) -> None:
-        SqlDedupe.__init__(self, "memory:", max_count=max_count, max_age=max_age, clock=clock)
+        BaseDedupe.__init__(self, "memory:", max_count=max_count, max_age=max_age, clock=clock)
         self._open(MEMORY, "relaxed", 0)

@@ -1,17 +1,18 @@
 -- Each statement has a name and a line of purpose; SQLite and PostgreSQL both read them. An entry with `until_ms` is a
 -- claim that lasts until then; one without is done. `turn` grows with each that is done, whatever the clock says.
 
--- :begin: the unique insert that decides; also takes a claim that ran out, and an entry that is too old to count
+-- :begin: the unique insert that decides; also takes a claim that ran out, and an entry that is too old to count. No row
+-- if there is one that counts
 INSERT INTO dedupe (handler, id, owner, until_ms, at_ms, turn)
 VALUES (:handler, :id, :owner, :until_ms, :now_ms,
         (SELECT coalesce(max(turn), 0) + 1 FROM dedupe WHERE handler = :handler AND until_ms IS NULL))
 ON CONFLICT (handler, id) DO UPDATE
 SET owner = excluded.owner, until_ms = excluded.until_ms, at_ms = excluded.at_ms, turn = excluded.turn
 WHERE coalesce(dedupe.until_ms <= :now_ms, dedupe.at_ms <= :forgotten_ms)
-RETURNING 1
+RETURNING 'first'
 
--- :is_done: whether an entry is done; no row if there is none
-SELECT until_ms IS NULL FROM dedupe WHERE handler = :handler AND id = :id
+-- :known: the answer if there is an entry
+SELECT CASE WHEN until_ms IS NULL THEN 'done' ELSE 'busy' END FROM dedupe WHERE handler = :handler AND id = :id
 
 -- :extend: an own claim lasts longer
 UPDATE dedupe SET until_ms = :until_ms

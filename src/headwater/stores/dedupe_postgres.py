@@ -13,7 +13,7 @@ from headwater.errors import UnavailableError
 from headwater.formats import Span
 from headwater.ports.clock import Clock
 from headwater.ports.dedupe import DEDUPE_AGE_S, DEDUPE_COUNT
-from headwater.stores.dedupe import SQL, SqlDedupe
+from headwater.stores.dedupe import SQL, BaseDedupe
 from headwater.stores.postgres.connection import Place, Pool, PoolTimeout, connect, place_of, translate
 from headwater.stores.postgres.pipelined import PipelinedConnection
 
@@ -39,7 +39,7 @@ _TABLE = (
 )
 
 
-class PostgresDedupe(SqlDedupe):
+class PostgresDedupe(BaseDedupe):
     """The url as a log has it, `?schema=` included: `postgres://user@host/database?schema=headwater`."""
 
     def __init__(
@@ -73,17 +73,17 @@ class PostgresDedupe(SqlDedupe):
         """Each time, which also shows that the connection is still there: what it fails in later is not run again."""
         connection.execute(sql.SQL("SET search_path TO {}, pg_temp").format(self._schema))
 
-    def _run(self, name: str, *, durable: bool = True, **bindings: Any) -> list[tuple[Any, ...]]:
+    def _run(self, step: str, *, durable: bool = True, **values: Any) -> list[Any]:
         try:
             with self._pool.connection(self._set_up, CONNECT_S) as connection:
-                cursor = connection.execute(_STATEMENTS[name], bindings)
+                cursor = connection.execute(_STATEMENTS[step], values)
                 return cursor.fetchall() if cursor.description else []
         except PoolTimeout as exc:
             raise UnavailableError(
                 str(exc), where=self.name, next="Check that the server runs and can be reached"
             ) from exc
         except psycopg.Error as exc:
-            if isinstance(exc, psycopg.errors.DeadlockDetected) and name.startswith("forget"):
+            if isinstance(exc, psycopg.errors.DeadlockDetected) and step.startswith("forget"):
                 return []  # another worker forgets the same ones
             raise translate(exc, self.name) from exc
 
