@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -42,6 +43,13 @@ class Killed(BaseException):
 # A process that has a log open must not read it through the other copy of SQLite, which ADBC has.
 _elsewhere = ProcessPoolExecutor(1, get_context("spawn"))
 atexit.register(_elsewhere.shutdown)
+
+
+def spark_of(session: Any) -> Any:
+    """What runs and tasks use of a Spark, on a session that is there."""
+    is_connect = "connect" in type(session).__module__
+    context = None if is_connect else session.sparkContext
+    return SimpleNamespace(session=session, context=context, is_connect=is_connect)
 
 
 class RunHere(Run):

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lake_world import spark_of
 from pyspark.sql import SparkSession
 
 import headwater
@@ -25,10 +25,10 @@ VOLUME = "select topic, count(*) as messages from messages group by topic order 
 def call(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     @contextmanager
     def running(*arguments: Any, **options: Any) -> Iterator[Any]:
-        yield SimpleNamespace(session=spark, is_connect="connect" in type(spark).__module__)
+        yield spark_of(spark)
 
     monkeypatch.setattr(pipeline, "running_spark", running)
-    monkeypatch.setattr("headwater.pipeline.run.Run._spark_for", lambda self, seqs: spark)
+    monkeypatch.setattr("headwater.pipeline.run.Run._spark_for", lambda self, seqs: spark_of(spark))
 
     def call(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
-from lake_world import ORDER, World, assert_derived
+from lake_world import ORDER, World, assert_derived, spark_of
 from pyspark.sql import SparkSession
 
 import headwater
@@ -97,7 +97,7 @@ def kill_when_new(command: list[str], storage: Storage, stage: str) -> None:
 
 
 def run_on(spark: SparkSession, lake: Lake, log: str, types: Types) -> RunResult:
-    with Run(lake, log, types, lambda short: nullcontext(spark)) as run:  # type: ignore[arg-type,return-value]
+    with Run(lake, log, types, lambda short: nullcontext(spark_of(spark))) as run:
         run.ingest(run._last_seq)
         return run.result
 

@@ -32,6 +32,7 @@ from headwater.pipeline.storage import (
     write_error,
     write_errors_translated,
 )
+from headwater.ports.clock import SystemClock
 
 APP = "headwater"
 LOG = "_delta_log"
@@ -217,7 +218,7 @@ class Table:
         if (transaction is not None and transaction < before) or table.transaction() != before:
             raise self.conflict()
         table._check_files(add, remove)
-        now_ms = int(dt.datetime.now(dt.UTC).timestamp() * 1000)
+        now_ms = SystemClock().now_ms()
         actions: list[AddAction | RemoveAction] = [
             AddAction(file.path, file.size, _partition(file), now_ms, data_change, file.stats) for file in add
         ]

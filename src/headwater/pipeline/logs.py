@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -29,7 +28,7 @@ from headwater.errors import ConflictError, HeadwaterError, InvalidOptionError, 
 from headwater.formats import TIME_MS_MAX
 from headwater.message import derived_id
 from headwater.pipeline.columns import COLUMNS, HEADERS, MESSAGE_SCHEMA, TABLE_SCHEMAS, TIME
-from headwater.ports.clock import Clock
+from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.store import Reader, Store, Writer
 from headwater.stores.conditions import topic_condition
 from headwater.stores.sqlite.conditions import Param
@@ -560,7 +559,7 @@ def read_table(
     if table in _STORED:
         yield from _stored_table(path, table, schema, *_STORED[table], after)
         return
-    observed_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    observed_ms = SystemClock().now_ms() if now_ms is None else now_ms
     with backend_of(path).snapshot() as snapshot:
         rows = [{**row, "observed_ms": observed_ms} for row in _observed(snapshot, table, observed_ms)]
     names = [f"{each.name.removesuffix('_at')}_ms" if each.type == TIME else each.name for each in schema]

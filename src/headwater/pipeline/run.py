@@ -34,6 +34,7 @@ from headwater.pipeline.position import Position
 from headwater.pipeline.status_file import write_status
 from headwater.pipeline.storage import DataFile, Storage, TableWriter, read_rows
 from headwater.pipeline.types import Types, typed_schema
+from headwater.ports.clock import SystemClock
 
 if TYPE_CHECKING:
     from headwater.pipeline.session import Spark
@@ -195,11 +196,11 @@ class Run:
             self._spark_for(self._last_seq - silver)
             self.ingest(self._last_seq)
         self._progress.step("reports")
-        record_metrics(self.lake, self.log, _now_ms())  # now that the lake's own position has moved
+        record_metrics(self.lake, self.log, SystemClock().now_ms())  # now that the lake's own position has moved
         update_reports(self.lake)
         self._progress.step("maintenance")
         self.lake.maintain()
-        write_status(self.lake, _now_ms())
+        write_status(self.lake, SystemClock().now_ms())
         return self.result
 
     def continuously(
@@ -222,11 +223,11 @@ class Run:
             self.ingest(last_seq, derive=is_due)
             if is_due:
                 if now - measured >= METRICS_S:
-                    record_metrics(self.lake, self.log, _now_ms())
+                    record_metrics(self.lake, self.log, SystemClock().now_ms())
                     measured = now
                 update_reports(self.lake)
                 self.lake.maintain()
-                write_status(self.lake, _now_ms())
+                write_status(self.lake, SystemClock().now_ms())
                 refreshed = now
             if not wait(trigger_s):
                 return self.result
@@ -482,7 +483,3 @@ def bind(lake: Lake, log: str) -> tuple[int, int | None]:
             f"{backend.name} {lake.subscription}",
         )
     return last_seq, None if record is None else floor
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

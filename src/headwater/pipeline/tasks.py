@@ -16,12 +16,13 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from headwater.errors import HeadwaterError, StoreError
-from headwater.pipeline.session import TASK_ATTEMPTS_MAX, Spark
+from headwater.pipeline.session import TASK_ATTEMPTS_MAX
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+
+    from headwater.pipeline.session import Spark
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -32,7 +33,7 @@ _PYTHON_ERROR = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)
 
 
 def run_tasks(
-    spark: Spark | SparkSession,
+    spark: Spark,
     fn: Callable[[T], R],
     tasks: Sequence[T],
     on_progress: Callable[[int, int], object] = lambda done, total: None,
@@ -46,12 +47,7 @@ def run_tasks(
     """
     if not tasks:
         return []
-    session = spark.session if isinstance(spark, Spark) and spark.is_connect else spark
-    job: _RddJob | _ConnectJob
-    if "connect" in type(session).__module__:
-        job = _ConnectJob(session)
-    else:
-        job = _RddJob(session.context if isinstance(session, Spark) else session.sparkContext)
+    job = _ConnectJob(spark.session) if spark.is_connect else _RddJob(spark.context)
     answers: Future[list[bytes]] = Future()
     reported = -1
     # In a thread of its own, so that this one can report progress and be interrupted.
