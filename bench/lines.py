@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 import headwater
-from common import MESSAGE, TOPIC, fill, fresh_directory, served
+from common import MESSAGE, TOPIC, Child, fill, fresh_directory, served, wait_for_go
 from processes import cpu_s
 
 open_async: Any = getattr(headwater, "open_async", None) or headwater.connect  # type: ignore[attr-defined]
@@ -105,26 +105,24 @@ def handle(count: int, url: str, pids: list[int]) -> Measured:
         return rate(count, work, pids)
 
 
-def wake(url: str, pids: list[int]) -> Measured:
+def wake(url: str, pids: list[int], rounds: int = WAKES, **options: str) -> Measured:
     """From the return of a publish until a reader in another process has the message."""
     with headwater.open(url) as log:
-        command = [sys.executable, __file__, "reader", url]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
-            delays_s = []
-            for _ in range(WAKES):
-                time.sleep(PAUSE_S)  # a single message each time, not a stream
-                log.publish(TOPIC, {"n": 1})
-                returned_ns = time.monotonic_ns()
-                delays_s.append((int(child.stdout.readline()) - returned_ns) / 1e9)
+        child = Child(__file__, "reader", url, json.dumps(options))
+        child.go(rounds)
+        delays_s = []
+        for _ in range(rounds):
+            time.sleep(PAUSE_S)  # a single message each time, not a stream
+            log.publish(TOPIC, {"n": 1})
+            returned_ns = time.monotonic_ns()
+            delays_s.append((int(child.line()) - returned_ns) / 1e9)
+        child.end()
     return percentiles(delays_s)
 
 
-def reader(url: str) -> None:
-    with headwater.open(url) as log, log.subscribe("reader", "orders.>") as subscription:
-        print("ready", flush=True)
-        for _ in range(WAKES):
+def reader(url: str, options: str) -> None:
+    with headwater.open(url, **json.loads(options)) as log, log.subscribe("reader", "orders.>") as subscription:
+        for _ in range(wait_for_go()):
             (message,) = subscription.fetch(1, WAIT_S)
             print(time.monotonic_ns(), flush=True)
             message.ack()
@@ -273,6 +271,6 @@ def run(python: str, name: str, url: str = "", **environment: str) -> Measured:
 
 if __name__ == "__main__":
     if sys.argv[1] == "reader":
-        reader(sys.argv[2])
+        reader(*sys.argv[2:])
     else:
         main(*sys.argv[1:3])
