@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lake_world import World
 from pyspark.sql import SparkSession
 from s3_server import S3Server
 from small_logs import new_log
@@ -79,6 +80,12 @@ def any_log(request: pytest.FixtureRequest) -> str:
     """For what must hold wherever a log is."""
     place: str = request.getfixturevalue("log_path" if request.param == "in a file" else "postgres_log")
     return place
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A log, and a lake that runs here make of it."""
+    return World(tmp_path)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import pytest
 from small_logs import put
 
 import headwater
+from headwater.errors import ConflictError
 from headwater.message import derived_id
 from headwater.pipeline.delta import Table
 from headwater.pipeline.lake import BRONZE, EXPLICIT_IDS, QUARANTINE, SILVER, Lake
@@ -148,6 +149,14 @@ class World:
                 return True
         run.__exit__(None, None, None)
         return False
+
+    def assert_refused(self, why: str, between: Callable[[], object]) -> None:
+        """Of a run that something came between, between its tasks and its commits."""
+        late = self.new_run()
+        late.between = between
+        with pytest.raises(ConflictError, match=why):
+            late.ingest(late._last_seq)
+        late.vanish()
 
     def seqs(self, name: str = BRONZE) -> list[int]:
         return seqs(self.lake, name)

@@ -13,6 +13,7 @@ import apsw
 import psycopg
 from psycopg import sql
 
+import headwater
 from headwater.delivery.publishing import DedupeWindow
 from headwater.message import Message
 from headwater.pipeline.logs import backend_of, open_reader
@@ -46,6 +47,11 @@ def _put_into_postgres(url: str, rows: list[dict[str, Any]]) -> None:
             connection.execute(
                 sql.SQL("INSERT INTO headwater.messages ({}) VALUES ({})").format(names, marks), list(row.values())
             )
+
+
+def prune(log: headwater.Log, pattern: str = ">", **limits: Any) -> None:
+    log.retain(pattern, **limits)
+    log.run_maintenance()
 
 
 def messages_in(log: Path | str) -> list[Message]:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lake_world import World
 from pyspark.sql import SparkSession
+from small_logs import prune
 
 from headwater.delivery.retention import merged
 from headwater.errors import ReadOnlyError
@@ -198,8 +199,7 @@ def test_a_row_that_is_missing(audited: Audited) -> None:
 def test_a_row_that_is_missing_is_not_excused_by_later_retention(audited: Audited) -> None:
     audited.rewrite(2, lambda rows: rows.slice(0, 4))
     with audited.open() as log:
-        log.retain("orders.>", max_count=0)
-        log.run_maintenance()
+        prune(log, "orders.>", max_count=0)
     document = audited.audit()
     status = {check["name"]: check["status"] for check in document["checks"]}
     assert status["rows"] == status["derived tables"] == "failed"
@@ -268,13 +268,11 @@ def test_a_log_that_was_put_back(audited: Audited, made: Audited, tmp_path: Path
 
 def test_deletions_before_and_after_ingestion_are_distinguished(audited: Audited) -> None:
     with audited.open() as log:
-        log.retain("logs.>", max_count=5)
         log.publish_many([("logs.x", {"n": n}) for n in range(20)])
-        log.run_maintenance()
+        prune(log, "logs.>", max_count=5)
     audited.run()
     with audited.open() as log:
-        log.retain("orders.>", max_count=7)
-        log.run_maintenance()
+        prune(log, "orders.>", max_count=7)
     document = audited.audit()
     assert document["whole"], document["checks"]
     assert document["gaps"] == [{"from": 31, "to": 45, "why": "retention"}]

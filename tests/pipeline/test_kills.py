@@ -159,11 +159,10 @@ def assert_each_id_once(lake: Lake) -> tuple[int, int]:
 
 
 def test_a_run_on_spark_continues_one_that_was_killed(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "SLICE_SEQS", 12)
     monkeypatch.setattr(running, "TASK_SEQS_MIN", 5)
-    world = World(tmp_path)
     world.register({"order@1": ORDER})
     world.publish_all_kinds()
     world.publish_all_kinds()

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from lake_world import ORDER, STRICT, RunHere, World
+from small_logs import prune
 
-from headwater.errors import ConflictError, CorruptError, InvalidOptionError
+from headwater.errors import CorruptError, InvalidOptionError
 from headwater.pipeline import run as running
 from headwater.pipeline.lake import BRONZE, SILVER
 
@@ -24,11 +25,6 @@ def small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "SLICE_SEQS", 12)
     monkeypatch.setattr(running, "TASK_SEQS_MIN", 5)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
 
 
 # --- what a run does --------------------------------------------------------------------------------------------------
@@ -110,9 +106,8 @@ def test_a_continuous_run_follows_the_log(world: World) -> None:
 
 def test_what_retention_takes_is_left_out_and_counted_right(world: World) -> None:
     with world.open() as log:
-        log.retain("logs.>", max_count=5)
         log.publish_many([("logs.x", {"n": n}) for n in range(20)])
-        log.run_maintenance()
+        prune(log, "logs.>", max_count=5)
         world.run()
         assert world.seqs() == list(range(16, 21))
         log.publish_many([("logs.x", {"n": n}) for n in range(30)])
@@ -249,11 +244,7 @@ def test_of_two_runs_at_once_one_is_refused(
     world.publish_all_kinds()
     if kept_bronze:
         world.run(derive=False)
-    late = world.new_run()
-    late.between = world.run
-    with pytest.raises(ConflictError, match="meanwhile"):
-        late.ingest(late._last_seq)
-    late.vanish()
+    world.assert_refused("meanwhile", world.run)
     world.assert_exact()
 
 
@@ -261,17 +252,13 @@ def test_of_two_runs_with_other_slices_one_is_refused(world: World, monkeypatch:
     world.register({"order@1": ORDER})
     world.publish_all_kinds()
     world.run(derive=False)
-    late = world.new_run()
 
     def run_with_smaller_slices() -> None:
         monkeypatch.setattr(running, "SLICE_SEQS", 16)
         assert world.killed_run(1)  # typed/order has a part of the other's slice
 
     monkeypatch.setattr(running, "SLICE_SEQS", 100)
-    late.between = run_with_smaller_slices
-    with pytest.raises(ConflictError, match="typed/order meanwhile"):
-        late.ingest(late._last_seq)
-    late.vanish()
+    world.assert_refused("typed/order meanwhile", run_with_smaller_slices)
     world.run()
     world.assert_exact()
 
@@ -282,16 +269,12 @@ def test_a_rebuild_beside_a_run_leaves_no_table_with_a_hole(world: World) -> Non
     world.run()
     world.publish_all_kinds()
     world.run(derive=False)
-    late = world.new_run()
 
     def empty_tables() -> None:
         with world.new_run() as other:
             other.rebuild()
 
-    late.between = empty_tables
-    with pytest.raises(ConflictError, match="taken over"):
-        late.ingest(late._last_seq)
-    late.vanish()
+    world.assert_refused("taken over", empty_tables)
     world.run()
     world.assert_exact()
 
@@ -334,8 +317,7 @@ def test_a_lake_that_was_put_back_reads_again_what_the_log_still_has(world: Worl
     shutil.rmtree(world.lake_path)
     shutil.copytree(tmp_path / "backup", world.lake_path)
     with world.open() as log:
-        log.retain(">", max_count=1)
-        log.run_maintenance()
+        prune(log, max_count=1)
     with pytest.raises(InvalidOptionError, match="position in the log is 45, and retention deleted"):
         world.run()
 

@@ -37,7 +37,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.functions import spark_partition_id
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
-from small_logs import new_log, put
+from small_logs import new_log, prune, put
 
 import headwater
 from headwater import Log, ManualClock
@@ -262,11 +262,6 @@ def stream(path: str) -> Iterator[Any]:
     yield make
     for each in made:
         each.stop()
-
-
-def prune(log: Log, pattern: str = ">", **limits: Any) -> None:
-    log.retain(pattern, **limits)
-    log.run_maintenance()
 
 
 @pytest.mark.parametrize(
@@ -561,8 +556,7 @@ def test_a_stream_goes_on_where_it_was_and_says_what_it_lost(spark: SparkSession
     with headwater.open(path, maintenance_interval=None) as log:
         info = log.subscription("lake")
         assert (info.position, info.lag, info.holder) == (2_000, 100, None)
-        log.retain(">", max_count=20)
-        log.run_maintenance()
+        prune(log, max_count=20)
     with pytest.raises(StreamingQueryException, match="90 messages: 2001 to 2179"):
         run()
     assert run(failOnDataLoss="false") == [10]

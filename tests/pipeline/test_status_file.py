@@ -32,11 +32,6 @@ AUDIT = {
 }
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
 def run(world: World) -> None:
     with world.new_run() as running:
         running.once()
