@@ -31,8 +31,8 @@ class Measure(NamedTuple):
 
 
 MEASURES = {
-    "publishing": Measure("Publish", "publishing"),
-    "consuming": Measure("Consume and ack", "consuming"),
+    "publishing": Measure("Publish", "files", "publishing"),
+    "consuming": Measure("Consume and ack", "files", "consuming"),
     "growing": Measure("Growth", "growing"),
     "waking": Measure("Wake-up", "waking", "on_a_file"),
     "serving": Measure("Through a server", "serving"),
