@@ -96,7 +96,7 @@ def test_a_continuous_run_follows_the_log(world: World) -> None:
         return next(turns)
 
     with world.new_run() as run:
-        run.continuously(wait, refresh_s=60, monotonic=lambda: next(clock))
+        run.continuously(wait, trigger_s=5, refresh_s=60, monotonic=lambda: next(clock))
         assert run.result.messages == 23 + 22
         assert world.lake.table(SILVER).transaction() < world.lake.table(BRONZE).transaction()
         assert world.lake.table("gold/lag").exists

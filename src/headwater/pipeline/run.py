@@ -46,7 +46,7 @@ TASK_SEQS_MIN = 10_000
 BATCH_ROWS = 32_768
 SHORT_RUN_SEQS = 300_000
 """A run below it ends before the JVM's better compiler has paid for itself."""
-TRIGGER_S, REFRESH_S, METRICS_S = 5.0, 60.0, 300.0
+METRICS_S = 300.0
 REBUILD, REPEATED, ROWS = "rebuild", "repeated", "rows"
 TYPES_DIGEST = "headwater.types"
 
@@ -207,8 +207,8 @@ class Run:
         self,
         wait: Callable[[float], bool],
         *,
-        trigger_s: float = TRIGGER_S,
-        refresh_s: float = REFRESH_S,
+        trigger_s: float,
+        refresh_s: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> RunResult:
         """Follows the log: bronze at each trigger, the derived tables at each refresh. `wait` waits so many seconds and

@@ -249,7 +249,7 @@ def _named(kinds: Mapping[str, Kind], taken: Iterable[str] = ()) -> list[TypedCo
     return [TypedColumn(column, *item) for column, item in zip(columns, kinds.items(), strict=True)]
 
 
-def _unique(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+def _unique(names: Iterable[str], taken: Iterable[str]) -> list[str]:
     used, found = set(taken), []
     for name in names:
         numbered = chain([name], (f"{name}_{number}" for number in count(2)))

@@ -8,11 +8,9 @@ from pathlib import Path
 
 from headwater.pipeline import session
 
-QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}  # as in conftest.py
-
 
 def run(path: str, checkpoint: str, source: str, scratch: str) -> None:
-    spark = session("sink", master="local[2]", conf=QUICK, scratch=Path(scratch))
+    spark = session("sink", master="local[2]", short=True, scratch=Path(scratch))
     lines = spark.readStream.option("maxFilesPerTrigger", "1").text(source).withColumnRenamed("value", "data")
     query = (
         lines.repartition(2)
