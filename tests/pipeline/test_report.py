@@ -38,130 +38,13 @@ Tables = dict[str, list[dict[str, Any]]]
 
 MADE_AT = datetime(2025, 11, 15, 11, 20, tzinfo=UTC)
 START = datetime(2025, 11, 1, tzinfo=UTC)
-HOURS = 24 * 14 + 11
-
-TOPICS = {
-    "orders.created": 900, "orders.paid": 760, "orders.shipped": 610, "inventory.reserved": 540, "mail.sent": 420,
-    "payments.captured": 380, "audit.login": 260, "search.indexed": 190, "carts.abandoned": 120, "reviews.posted": 60,
-    "refunds.asked": 22, "newsletter.joined": 9,
-}  # fmt: skip
-SUBSCRIPTIONS = {"billing": 6.0, "mailer": 40.0, "search-index": 15.0, "warehouse.eu-west": 220.0, "fraud-check": 4.0}
+TIMES = [START + timedelta(hours=3 * number) for number in range(113)]
+TOPICS = [
+    "orders.created", "orders.paid", "orders.shipped", "inventory.reserved", "mail.sent", "payments.captured",
+    "audit.login", "search.indexed", "carts.abandoned", "reviews.posted", "refunds.asked", "newsletter.joined",
+]  # fmt: skip
+SUBSCRIPTIONS = ["billing", "mailer", "search-index", "warehouse.eu-west", "fraud-check"]
 ENTITIES = ["shop", "billing", "warehouse", "mailer", "search", "crm", "fraud", "partner-api", "mobile-app", None]
-ERRORS = [
-    ("mailer", "max_attempts", "mail.send", "ConnectionRefusedError: smtp #:#", 7, 1.1),
-    ("billing", "rejected", "billing.charge", "CardDeclined: card ending #", 12, 0.8),
-    ("warehouse.eu-west", "max_attempts", "stock.reserve", "KeyError: 'sku-#'", 3, 1.3),
-    ("search-index", "expired", None, None, 1, 1.0),
-    ("fraud-check", "crashed", "fraud.score", "the process died while handling", 1, 0.4),
-]
-
-
-def daily(at: datetime) -> float:
-    """Quiet nights, quieter weekends."""
-    wave = 0.55 + 0.45 * math.sin((at.hour - 8) / 24 * 2 * math.pi)
-    return wave * (0.6 if at.weekday() >= 5 else 1.0)
-
-
-def volume(luck: random.Random) -> list[dict[str, Any]]:
-    rows = []
-    for hour in range(HOURS):
-        at = START + timedelta(hours=hour)
-        for topic, pace in TOPICS.items():
-            messages = round(pace * daily(at) * luck.uniform(0.8, 1.2) * (1 + hour / HOURS / 2))
-            if messages:
-                kind = topic.rsplit(".", 1)[-1]
-                rows.append({"day": at.date(), "hour": at, "topic": topic, "type": kind, "messages": messages,
-                             "bytes": messages * luck.randint(180, 420)})  # fmt: skip
-    return rows
-
-
-def latency(luck: random.Random) -> list[dict[str, Any]]:
-    rows = []
-    for subscription, usual in SUBSCRIPTIONS.items():
-        for hour in range(HOURS):
-            at = START + timedelta(hours=hour)
-            slow = 25.0 if subscription == "mailer" and 150 < hour < 170 else 1.0
-            for stage, factor in (("deliver", 1.0), ("ack", 4.5)):
-                half = usual * factor * slow * luck.uniform(0.7, 1.4) * (0.6 + daily(at))
-                rows.append({"subscription": subscription, "hour": at, "stage": stage, "count": luck.randint(50, 900),
-                             "p50_ms": half, "p90_ms": half * 3.1, "p99_ms": half * luck.uniform(8, 30),
-                             "max_ms": half * 60, "day": at.date()})  # fmt: skip
-    return rows
-
-
-def lag(luck: random.Random) -> list[dict[str, Any]]:
-    rows = []
-    for subscription, usual in SUBSCRIPTIONS.items():
-        behind, position = usual * 10, 0
-        for look in range(HOURS):
-            at = START + timedelta(hours=look, minutes=4)
-            storm = 900 if subscription == "mailer" and 150 < look < 170 else -700
-            behind = max(usual * luck.uniform(2, 9), behind + storm)
-            position += 4000
-            rows.append({"subscription": subscription, "observed_at": at, "lag": round(behind), "position": position,
-                         "in_flight": luck.randint(0, 64), "waiting": luck.randint(0, 9),
-                         "oldest_unacked_ms": round(behind * 35), "day": at.date()})  # fmt: skip
-    return rows
-
-
-def dead_letters(luck: random.Random) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for subscription, reason, handler, signature, pace, growth in ERRORS:
-        for back in range(13, 3 if growth < 0.5 else -1, -1):
-            day = (START + timedelta(days=14 - back)).date()
-            letters = round(pace * growth ** (13 - back) * luck.uniform(0.5, 1.5) ** 2)
-            if letters:
-                noon = datetime(day.year, day.month, day.day, 12, tzinfo=UTC)
-                rows.append({"day": day, "subscription": subscription, "reason": reason, "handler": handler,
-                             "error_signature": signature, "letters": letters, "first_at": noon,
-                             "last_at": noon + timedelta(hours=luck.randint(0, 9)),
-                             "example_error": f"{signature} (at step 7)" if signature else None,
-                             "trend": letters - pace})  # fmt: skip
-    return rows
-
-
-def retry_storms() -> list[dict[str, Any]]:
-    reported = [("mailer", 150, 20, 310, 2900), ("warehouse.eu-west", 60, 3, 80, 300), ("mailer", 240, 2, 40, 120),
-            ("billing", 300, 1, 0, 75)]  # fmt: skip
-    return [
-        {"subscription": subscription, "from_at": START + timedelta(hours=hour),
-         "to_at": START + timedelta(hours=hour + hours), "acked": acked, "redelivered": redelivered,
-         "ratio": redelivered / (redelivered + acked)}
-        for subscription, hour, hours, acked, redelivered in reported
-    ]  # fmt: skip
-
-
-def traffic(luck: random.Random) -> list[dict[str, Any]]:
-    return [
-        {"day": (START + timedelta(days=day)).date(), "from": sender, "to": receiver,
-         "messages": round(luck.paretovariate(0.6)), "bytes": 1000}
-        for day in (0, 7) for sender in ENTITIES for receiver in ENTITIES
-        if sender != receiver and luck.random() < 0.7
-    ]  # fmt: skip
-
-
-def forecast() -> list[dict[str, Any]]:
-    reported: list[tuple[str, int, int, float, str | None, int | None, float | None]] = [
-        (">", 812_441, 241_000_000, 60_000.0, "max_bytes", 1_000_000_000, 41.6),
-        ("orders.>", 402_000, 122_000_000, 31_000.0, "max_count", 500_000, 3.2),
-        ("audit.>", 51_000, 9_000_000, 4_000.0, "max_age", 7_776_000_000, 76.0),
-        ("mail.*", 77_000, 22_000_000, 6_000.0, None, None, None),
-    ]
-    return [
-        {"pattern": pattern, "messages": messages, "bytes": held, "messages_per_day": pace,
-         "bytes_per_day": pace * 300, "limit_kind": kind, "limit": limit, "days_left": left,
-         "bytes_in_30_days": held + pace * 300 * 30}
-        for pattern, messages, held, pace, kind, limit, left in reported
-    ]  # fmt: skip
-
-
-def replication(luck: random.Random) -> list[dict[str, Any]]:
-    return [
-        {"replica": replica, "day": (START + timedelta(days=day)).date(), "pushes": luck.randint(1, 40),
-         "bytes": luck.randint(10**5, 10**7), "last_version": 30 * day + 3,
-         "last_at": START + timedelta(days=day, hours=20)}
-        for replica in ("laptop", "backup.eu", "analytics") for day in range(15)
-    ]  # fmt: skip
 
 
 def whole_audit() -> dict[str, Any]:
@@ -211,11 +94,61 @@ def report_of(tables: Tables, audit: dict[str, Any] | None = None, **more: Any) 
 
 
 def rich_tables() -> Tables:
+    """Two weeks, in which each section has something to show of every kind that it tells apart."""
     luck = random.Random(4)
+    failures = [
+        ("mailer", "max_attempts", "mail.send", "ConnectionRefusedError: smtp #:#", TIMES[::8]),
+        ("search-index", "expired", None, None, TIMES[:40:8]),
+    ]
+    storms = [("mailer", 50, 20, 310, 2900), ("warehouse.eu-west", 20, 3, 80, 300), ("billing", 100, 1, 0, 75)]
+    limits: list[tuple[str, int, str | None, int | None, float | None]] = [
+        (">", 241_000_000, "max_bytes", 1_000_000_000, 41.6), ("orders.>", 122_000_000, "max_count", 500_000, 3.2),
+        ("audit.>", 9_000_000, "max_age", 7_776_000_000, 76.0), ("mail.*", 22_000_000, None, None, None),
+    ]  # fmt: skip
     return {
-        "volume": volume(luck), "latency": latency(luck), "lag": lag(luck), "dead_letters": dead_letters(luck),
-        "retry_storms": retry_storms(), "traffic": traffic(luck), "forecast": forecast(),
-        "replication": replication(luck),
+        "volume": [
+            {"day": at.date(), "hour": at, "topic": topic, "type": topic.rsplit(".", 1)[-1],
+             "messages": luck.randint(1, 900), "bytes": luck.randint(900, 400_000)}
+            for at in TIMES for topic in TOPICS
+        ],
+        "latency": [
+            {"subscription": name, "hour": at, "stage": stage, "count": luck.randint(50, 900), "p50_ms": half,
+             "p90_ms": half * 3.1, "p99_ms": half * luck.uniform(8, 30), "max_ms": half * 60, "day": at.date()}
+            for name in SUBSCRIPTIONS for at in TIMES for stage in ("deliver", "ack") for half in [luck.uniform(4, 200)]
+        ],
+        "lag": [
+            {"subscription": name, "observed_at": at, "lag": luck.randint(0, 9_000), "position": 4_000 * number,
+             "in_flight": luck.randint(0, 64), "waiting": luck.randint(0, 9), "oldest_unacked_ms": 35 * number,
+             "day": at.date()}
+            for name in SUBSCRIPTIONS for number, at in enumerate(TIMES)
+        ],
+        "dead_letters": [
+            {"day": at.date(), "subscription": name, "reason": reason, "handler": handler, "error_signature": error,
+             "letters": number + 1, "first_at": at, "last_at": at + timedelta(hours=luck.randint(0, 9)),
+             "example_error": error and f"{error} (at step 7)", "trend": number - 0.5}
+            for name, reason, handler, error, times in failures for number, at in enumerate(times)
+        ],
+        "retry_storms": [
+            {"subscription": name, "from_at": TIMES[begin], "to_at": TIMES[begin] + timedelta(hours=hours),
+             "acked": acked, "redelivered": again, "ratio": again / (again + acked)}
+            for name, begin, hours, acked, again in storms
+        ],
+        "traffic": [
+            {"day": START.date(), "from": sender, "to": receiver, "messages": round(luck.paretovariate(0.6)),
+             "bytes": 1000}
+            for sender in ENTITIES for receiver in ENTITIES if sender != receiver
+        ],
+        "forecast": [
+            {"pattern": pattern, "messages": held // 300, "bytes": held, "messages_per_day": 4_000.0,
+             "bytes_per_day": 1.2e6, "limit_kind": kind, "limit": limit, "days_left": left,
+             "bytes_in_30_days": held + 3.6e7}
+            for pattern, held, kind, limit, left in limits
+        ],
+        "replication": [
+            {"replica": replica, "day": at.date(), "pushes": luck.randint(1, 40), "bytes": luck.randint(10**5, 10**7),
+             "last_version": number + 1, "last_at": at}
+            for replica in ("laptop", "backup.eu", "analytics") for number, at in enumerate(TIMES[::8])
+        ],
     }  # fmt: skip
 
 
