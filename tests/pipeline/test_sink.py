@@ -387,19 +387,13 @@ def test_a_partition_of_many_pieces_is_whole(path: Path) -> None:
     assert published(path) == list(range(2_600))
 
 
-def test_a_batch_that_comes_again_is_published_once(path: Path) -> None:
+def test_a_repeat_is_known_by_its_batch_even_when_its_ids_are_long_forgotten(path: Path) -> None:
     run_batch(path, 0, [[1, 2]])
     run_batch(path, 1, [[3]])
+    forget_ids(path)
     run_batch(path, 1, [[3]])
     assert published(path) == [1, 2, 3]
     assert staging_files(path) == []
-
-
-def test_a_repeat_is_known_by_its_batch_even_when_its_ids_are_long_forgotten(path: Path) -> None:
-    run_batch(path, 0, [[1, 2]])
-    forget_ids(path)
-    run_batch(path, 0, [[1, 2]])
-    assert published(path) == [1, 2]
 
 
 def test_a_repeat_is_known_by_its_ids_even_when_the_sinks_are_forgotten(path: Path) -> None:

@@ -14,7 +14,7 @@ from s3_server import S3Server
 
 from headwater.errors import CorruptError, InvalidStateError
 from headwater.pipeline import status_file
-from headwater.pipeline.lake import STATUS_FILE, Lake
+from headwater.pipeline.lake import Lake
 from headwater.pipeline.logs import log_identity
 from headwater.pipeline.status_file import DAY_MS, HOUR_MS, _chart, write_verdict
 from headwater.pipeline.storage import Storage
@@ -42,10 +42,6 @@ def found(world: World) -> dict[str, Any]:
     return reading.read_lake(str(world.lake_path), log_identity(world.log)[0])
 
 
-def test_both_sides_mean_the_same_file() -> None:
-    assert (reading.STATUS_FILE, reading.VERSION) == (STATUS_FILE, status_file.VERSION)
-
-
 def test_a_run_writes_how_far_it_came_and_the_charts(world: World) -> None:
     world.publish_all_kinds()
     run(world)
@@ -67,7 +63,7 @@ def test_a_run_writes_how_far_it_came_and_the_charts(world: World) -> None:
 
 def test_an_audit_writes_its_verdict_into_the_file_of_the_last_run(world: World) -> None:
     write_verdict(world.lake, AUDIT)
-    assert not Path(world.lake_path, STATUS_FILE).exists()  # nothing ran yet
+    assert not Path(world.lake_path, reading.STATUS_FILE).exists()  # nothing ran yet
     world.publish_all_kinds()
     run(world)
     before = found(world)
@@ -84,7 +80,7 @@ def test_a_server_refuses_what_is_no_such_file(world: World) -> None:
     run(world)
     with pytest.raises(InvalidStateError, match="another log"):
         reading.read_lake(str(world.lake_path), salt + 1)
-    path = Path(world.lake_path, STATUS_FILE)
+    path = Path(world.lake_path, reading.STATUS_FILE)
     path.write_text(json.dumps({"version": 1, "padding": "x" * reading.STATUS_BYTES_MAX}))
     with pytest.raises(CorruptError, match="damaged"):
         reading.read_lake(str(world.lake_path), salt)

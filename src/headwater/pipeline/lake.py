@@ -20,6 +20,7 @@ from headwater.formats import iso, time_ms
 from headwater.pipeline.columns import AUDITS_SCHEMA, GOLD_SCHEMAS, LAKE_SCHEMA
 from headwater.pipeline.delta import AFTER, JOB, LOG, RETENTION_DAYS, ROWS, UPTO, Table, rename_torn_entries
 from headwater.pipeline.storage import DataFile, Storage, TableWriter, read_rows, write_errors_translated
+from headwater.server.lake import STATUS_FILE
 from headwater.version import install_hint
 
 BRONZE = "bronze/messages"
@@ -41,7 +42,6 @@ AUDITS_KEPT = 100
 SMALL_FILE_BYTES = 16 * 1024 * 1024
 SMALL_FILES_MAX = 32
 """So many small files of a day, or of a table without days, become one."""
-STATUS_FILE = "status.json"
 _PAGES = ("report.html", "audit.html", STATUS_FILE)
 
 Moment = int | dt.datetime

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 
 from headwater.formats import iso
 from headwater.pipeline.columns import GOLD_SCHEMAS
-from headwater.pipeline.lake import BRONZE, LOG_PROPERTY, QUARANTINE, STATUS_FILE, Lake
+from headwater.pipeline.lake import BRONZE, LOG_PROPERTY, QUARANTINE, Lake
 from headwater.pipeline.storage import write_errors_translated
+from headwater.server.lake import STATUS_FILE, VERSION
 
-VERSION = 1
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 HOURLY_MS_MAX = 4 * DAY_MS  # of a chart by the hour; a longer time is drawn by the day
 DAYS_MAX = 90

@@ -11,7 +11,7 @@ import msgspec
 from headwater.errors import CorruptError, InvalidStateError, TransportFailedError
 from headwater.version import install_hint
 
-STATUS_FILE = "status.json"  # as the pipeline names it
+STATUS_FILE = "status.json"  # a run writes it, with this version
 VERSION = 1
 STATUS_BYTES_MAX = 4 * 1024 * 1024
 REQUEST_S = 5.0  # to a bucket
