@@ -22,7 +22,8 @@ from s3_server import S3Server
 
 import headwater
 from headwater.cli.output import Bars
-from headwater.cli.pipeline import SAME_SIGNAL_S, StopAtOnce, is_not_py4j, plain_value
+from headwater.cli.pipeline import StopAtOnce, is_not_py4j, plain_value
+from headwater.cli.stopping import SAME_SIGNAL_S
 from headwater.pipeline.columns import MESSAGE_SCHEMA
 from headwater.pipeline.delta import AFTER, JOB, UPTO
 from headwater.pipeline.lake import BRONZE, Lake

@@ -16,7 +16,8 @@ import pytest
 
 import headwater
 from headwater.cli.commands import load_command
-from headwater.cli.serve import SAME_SIGNAL_S, setting_of
+from headwater.cli.serve import setting_of
+from headwater.cli.stopping import SAME_SIGNAL_S
 from headwater.errors import HeadwaterError
 from headwater.settings.load import PATHS, flag_of
 

@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import AwareDatetime, BaseModel, Field
 
-from headwater.cli.inspect import Format, schema
+from headwater.cli.inspect import schema
 from headwater.errors import InvalidOptionError
 from headwater.typed import Event, Registry, asyncapi, json_schema
 from headwater.typed.codec import prepare
@@ -253,7 +253,7 @@ def test_the_pipeline_reads_what_the_command_writes(module, tmp_path):
 
 
 def test_the_command_writes_asyncapi(module, capsys, tmp_path):
-    schema(module, format=Format.asyncapi, output="shop.json", title="Shop", api_version="2")
+    schema(module, format="asyncapi", output="shop.json", title="Shop", api_version="2")
     document = json.loads((tmp_path / "shop.json").read_text())
     assert (document["info"], list(document["channels"])) == ({"title": "Shop", "version": "2"}, ["orders.placed"])
 

@@ -14,12 +14,12 @@ import apsw
 import typer
 
 import headwater
-from headwater.cli.arguments import AsJson, LogName, existing_log, is_remote, require_log, shown_name
+from headwater.cli.arguments import AsJson, LogName, existing_log, is_file, is_remote, require_log, shown_name
 from headwater.cli.inspect import held_by, is_lake, is_late
 from headwater.cli.output import Column, Table, Text, clock, say, show_table, write_items
 from headwater.cli.parameters import option
 from headwater.errors import HeadwaterError, NotALogError, StoreError
-from headwater.formats import format_seconds, format_size, is_postgres, parse_duration, plural
+from headwater.formats import format_seconds, format_size, parse_duration, plural
 from headwater.version import install_hint
 
 if TYPE_CHECKING:
@@ -69,15 +69,12 @@ def doctor(
     if not path and source is not None and source.name == "DEFAULT":
         file = None
         findings = [_sqlite_version(apsw.sqlite_lib_version()), *_spark()]
-    elif is_remote(path):
-        file = str(path)
-        findings = list(_inside(path, lag_max, age_ms_max))
-    elif is_postgres(path):
-        file = shown_name(path)
-        findings = list(_inside(path, lag_max, age_ms_max))
-    else:
+    elif is_file(path):
         file = require_log(path)
         findings = [*_environment(file), *_inside(file, lag_max, age_ms_max), *_spark()]
+    else:
+        file = shown_name(path)
+        findings = list(_inside(path, lag_max, age_ms_max))
     wrong = [finding for finding in findings if finding.level == "wrong"]
     if as_json:
         write_items([finding._asdict() for finding in findings], path=file, healthy=not wrong)

@@ -9,10 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -512,14 +511,9 @@ def _speed(per_second: float) -> Text:
 # --- schema -----------------------------------------------------------------------------------------------------------
 
 
-class Format(StrEnum):
-    json_schema = "json-schema"
-    asyncapi = "asyncapi"
-
-
 def schema(
     module: Annotated[str, argument("MODULE", "A Python module, like shop.events.")],
-    format: Annotated[Format, flag("What to write.")] = Format.json_schema,
+    format: Annotated[Literal["json-schema", "asyncapi"], flag("What to write.")] = "json-schema",
     output: Annotated[
         str | None, option("FILE", "Write it there; into a directory, a file for each schema.", "--out", "-o")
     ] = None,
@@ -545,13 +539,13 @@ def schema(
         )
     for gap in gaps_in(loaded):
         note(f"warning: {gap}")
-    if format is Format.asyncapi:
+    if format == "asyncapi":
         document: dict[str, Any] = asyncapi(loaded, title=title, version=api_version)
     else:
         document = json_schema(loaded)
     if output is None:
         write_document(document)
-    elif format is Format.json_schema and (output.endswith(("/", os.sep)) or os.path.isdir(output)):
+    elif format == "json-schema" and (output.endswith(("/", os.sep)) or os.path.isdir(output)):
         files = [str(Path(output) / f"{name}.json") for name in document]
         for file, each in zip(files, document.values(), strict=True):
             _write(Path(file), each)

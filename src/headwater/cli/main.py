@@ -11,7 +11,15 @@ from itertools import takewhile
 
 import apsw
 
-from headwater.cli.stopping import INTERRUPTED, OK, STORE, USAGE, exit_code_of, treat_terminate_as_interrupt
+from headwater.cli.stopping import (
+    INTERRUPTED,
+    OK,
+    STORE,
+    USAGE,
+    exit_code_of,
+    is_debugged,
+    treat_terminate_as_interrupt,
+)
 from headwater.errors import HeadwaterError
 from headwater.version import VERSION
 
@@ -37,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else OK
     except HeadwaterError as exc:
-        _reraise_for_debugging()
+        if is_debugged():
+            raise
         return _show_error(type(exc).__name__, exc.why, exc.where, exc.next, exit_code_of(exc), as_json)
     except typer.TyperException as exc:  # an unknown option, a missing argument
         context = getattr(exc, "ctx", None)
@@ -59,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return OK
         raise
     except Exception as exc:
-        _reraise_for_debugging()
+        if is_debugged():
+            raise
         kind = type(exc).__name__
         next = "HEADWATER_DEBUG=1 shows where; please report it"
         return _show_error(kind, f"unexpected {kind}: {exc}", "", next, STORE, as_json)
@@ -88,11 +98,6 @@ def _show_error(kind: str, why: str, where: str, next: str, code: int, as_json: 
     from headwater.cli.output import show_error
 
     return show_error(kind, why, where, next, code, as_json=as_json)
-
-
-def _reraise_for_debugging() -> None:
-    if os.environ.get("HEADWATER_DEBUG") == "1":
-        raise
 
 
 class _NoteHandler(logging.Handler):

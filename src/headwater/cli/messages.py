@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -24,13 +24,8 @@ from headwater.cli.arguments import (
 )
 from headwater.cli.output import MessagePrinter, Text, note, show_result
 from headwater.cli.parameters import Shared, argument, flag, option
-from headwater.cli.stopping import Stop
-from headwater.errors import (
-    InvalidDataError,
-    InvalidOptionError,
-    LeaseLostError,
-    UnauthorizedError,
-)
+from headwater.cli.stopping import INTERRUPTED, Stop
+from headwater.errors import InvalidDataError, InvalidOptionError, LeaseLostError, UnauthorizedError
 from headwater.formats import DURATION_HELP, parse_duration
 
 if TYPE_CHECKING:
@@ -262,66 +257,50 @@ def subscribe(
     options: dict[str, Any] = {"mode": mode, "start": parse_start(start), **vars(selection)}
     printer = MessagePrinter(as_json=as_json)
     with existing_log(path) as log, Stop() as stop, log.subscribe(id, pattern, **options) as subscription:
-        _Consumer(subscription, printer, stop, count=count, batch=batch, ack=ack).run(follow=follow)
+        _consume(subscription, printer, stop, follow=follow, count=count, batch=batch, ack=ack)
     _end(stop)
 
 
-class _Consumer:
-    """Prints what a subscription delivers, and acks it once it is printed."""
+def _consume(
+    subscription: headwater.Subscription,
+    printer: MessagePrinter,
+    stop: Stop,
+    *,
+    follow: bool,
+    count: int | None = None,
+    batch: int,
+    ack: bool = False,
+) -> None:
+    """Print what a subscription delivers, and ack it once it is printed."""
+    left = math.inf if count is None else count
+    printed: list[headwater.ReceivedMessage] = []
 
-    def __init__(
-        self,
-        subscription: headwater.Subscription,
-        printer: MessagePrinter,
-        stop: Stop,
-        *,
-        count: int | None,
-        batch: int = 1,
-        ack: bool = False,
-    ) -> None:
-        self._subscription = subscription
-        self._printer = printer
-        self._stop = stop
-        self._left = count
-        self._batch = batch
-        self._ack = ack
+    def settle() -> None:
+        printer.flush()
+        if ack and printed:
+            try:
+                subscription.ack_many(printed)
+            except LeaseLostError as exc:  # the reader of our output was slower than the ack wait
+                note(f"warning: {exc.why}; it comes again")
+        printed.clear()
 
-    def run(self, *, follow: bool) -> None:
-        arrived: list[headwater.ReceivedMessage] = []
-        while True:
-            self._print(chain(arrived, self._subscription.messages(timeout=0.0)))
-            if self._done or not follow:
-                return
-            arrived = self._stop.wait_for(lambda: self._subscription.fetch(1, timeout=None)) or []
-            if not arrived:
-                return
-
-    @property
-    def _done(self) -> bool:
-        return self._stop.requested or self._left == 0
-
-    def _print(self, messages: Iterable[headwater.ReceivedMessage]) -> None:
-        printed: list[headwater.ReceivedMessage] = []
-        for message in messages:
-            self._printer.show(message)
+    arrived: list[headwater.ReceivedMessage] = []
+    while True:
+        for message in chain(arrived, subscription.messages(timeout=0.0)):
+            printer.show(message)
             printed.append(message)
-            if self._left is not None:
-                self._left -= 1
-            if len(printed) >= self._batch or self._done:
-                self._settle(printed)
-                printed = []
-            if self._done:
+            left -= 1
+            is_done = stop.requested or not left
+            if is_done or len(printed) >= batch:
+                settle()
+            if is_done:
                 return
-        self._settle(printed)
-
-    def _settle(self, printed: list[headwater.ReceivedMessage]) -> None:
-        self._printer.flush()
-        if not self._ack or not printed:
+        settle()
+        if not follow or stop.requested:
             return
-        try:
-            self._subscription.ack_many(printed)
-        except LeaseLostError as exc:  # the reader of our output was slower than the ack wait
-            note(f"warning: {exc.why}; it comes again")
+        arrived = stop.wait_for(lambda: subscription.fetch(1, timeout=None)) or []
+        if not arrived:
+            return
 
 
 class _View(NamedTuple):
@@ -369,7 +348,7 @@ def tail(
             begin = _show_last(log, view, position, last, printer)
         if position == "new" or follow or last is None:
             with view.of(log, begin) as subscription:
-                _Consumer(subscription, printer, stop, count=None, batch=100).run(follow=follow or position == "new")
+                _consume(subscription, printer, stop, follow=follow or position == "new", batch=100)
     _end(stop)
 
 
@@ -418,4 +397,4 @@ def _show_last(log: headwater.Log, view: _View, start: Start, last: int, printer
 
 def _end(stop: Stop) -> None:
     if stop.requested:
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)

@@ -57,6 +57,7 @@ from headwater.cli.output import (
     write_items,
 )
 from headwater.cli.parameters import Shared, argument, flag, option
+from headwater.cli.stopping import FINDING, SAME_SIGNAL_S, is_debugged
 from headwater.errors import CorruptError, HeadwaterError, InvalidOptionError, StoreError
 from headwater.formats import (
     DURATION_HELP,
@@ -152,6 +153,7 @@ def log_path(log: str) -> str:
 @contextmanager
 def opened_lake(lake: str, *, create: bool = False, log: str | None = None) -> Iterator[Lake]:
     """The lake, which must be of this log if one is named."""
+    require_extra()
     from pyarrow import ArrowInvalid
 
     from headwater.pipeline.lake import Lake
@@ -327,7 +329,6 @@ def _show_choice(chosen: DataFrame, *, as_json: bool) -> None:
 @pipeline.command(rich_help_panel=_INSPECT)
 def status(lake: LakeOption = "", as_json: AsJson = False) -> None:
     """Show what the lake holds, and how far it has come. Needs no Spark."""
-    require_extra()
     with opened_lake(lake) as opened:
         found = opened.status()
     if as_json:
@@ -368,7 +369,6 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Make one HTML page of the gold tables and the audit's verdict. Needs no Spark and no network."""
-    require_extra()
     with opened_lake(lake) as opened, Bars() as bars:
         from headwater.pipeline.report import render_report
 
@@ -427,7 +427,6 @@ def history(
 
     [dim]As it was then:[/]  headwater pipeline sql "select count(*) from messages" --lake ./lake --at 3
     """
-    require_extra()
     with opened_lake(lake) as opened:
         tables = opened.tables()
         asked = name if name in tables else next((each for each in tables if each.replace("/", "_") == name), name)
@@ -594,7 +593,7 @@ def audit(
     else:
         _show_audit(document, target)
     if not document["whole"]:
-        raise typer.Exit(1)
+        raise typer.Exit(FINDING)
 
 
 def _show_audit(document: dict[str, Any], target: Path) -> None:
@@ -628,7 +627,6 @@ def optimize(
 
     Queries that run meanwhile keep the files they began with, and time travel keeps them until vacuum.
     """
-    require_extra()
     with locked_lake(lake) as opened, Bars() as bars:
         names = opened.tables()
         before = {name: len(opened.table(name).files) for name in names}
@@ -663,7 +661,6 @@ def vacuum(
 
     Time travel reaches no further back than the last vacuum's --older.
     """
-    require_extra()
     hours = math.ceil(parse_duration(older, "--older") / timedelta(hours=1))
     if hours < VACUUM_HOURS_MIN and not force:
         raise InvalidOptionError(
@@ -683,7 +680,6 @@ def vacuum(
 
 
 SHOWN_BYTES_MAX = 20_000
-SAME_SIGNAL_S = 0.5  # a wrapper such as timeout(1) may pass on what the process got by itself
 STDERR = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -734,10 +730,6 @@ def spark_session(options: SparkOptions, *, short: bool = False) -> Iterator[tup
         bars.step("starting Spark")
         with running_spark(options, short=short) as spark:
             yield bars, spark.session
-
-
-def is_debugged() -> bool:
-    return os.environ.get("HEADWATER_DEBUG") == "1"
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from headwater.cli.arguments import Command, file_of, is_file, is_remote
 from headwater.cli.config import ConfigFile, ProfileName
 from headwater.cli.output import Text, say
 from headwater.cli.parameters import argument, flag, option
-from headwater.cli.stopping import exit_code_of
+from headwater.cli.stopping import SAME_SIGNAL_S, exit_code_of
 from headwater.errors import HeadwaterError, InvalidConfigurationError, InvalidOptionError
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from headwater.settings import Settings
 
 IN_MEMORY = "memory:"
-SAME_SIGNAL_S = 0.5  # a wrapper such as timeout(1) may pass on what the process got by itself
 
 _ACCESS = {"rich_help_panel": "Access"}
 _RUNNING = {"rich_help_panel": "Running"}

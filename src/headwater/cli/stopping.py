@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from types import FrameType
@@ -17,6 +18,7 @@ from headwater.errors import (
 )
 
 OK, FINDING, USAGE, STORE, INTERRUPTED = 0, 1, 2, 3, 130
+SAME_SIGNAL_S = 0.5  # a wrapper such as timeout(1) may pass on what the process got by itself
 
 T = TypeVar("T")
 
@@ -30,6 +32,11 @@ def exit_code_of(exc: HeadwaterError) -> int:
         UnknownReplicaError,
     )
     return getattr(exc, "exit_code", USAGE if isinstance(exc, unusable) else STORE)
+
+
+def is_debugged() -> bool:
+    """Tracebacks are wanted."""
+    return os.environ.get("HEADWATER_DEBUG") == "1"
 
 
 class Stop:

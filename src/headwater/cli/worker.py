@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,9 +11,6 @@ from headwater.cli.parameters import argument, flag, option
 from headwater.cli.serve import tell_service_manager
 from headwater.errors import InvalidOptionError
 from headwater.formats import DURATION_HELP, SIZE_HELP, parse_duration, parse_size
-
-if TYPE_CHECKING:
-    from headwater.worker.supervisor import WorkerOptions
 
 PROCESSES_MAX = 256
 THREADS_MAX = 1_000
@@ -66,8 +63,8 @@ def worker(
     import asyncio
 
     from headwater.server import logging as logs
-    from headwater.worker.process import TARGET_HELP
-    from headwater.worker.supervisor import WorkerOptions
+    from headwater.worker.process import TARGET_HELP, WorkerOptions
+    from headwater.worker.supervisor import Supervisor
 
     if ":" not in target:
         raise InvalidOptionError(f"not a module and a name: {target[:80]!r}", next=TARGET_HELP)
@@ -85,17 +82,9 @@ def worker(
         log_level=log_level,
     )
     logs.set_up(log_format, log_level)
-    code = asyncio.run(_supervise(options))
+    code = asyncio.run(Supervisor(options, tell_service_manager).run())
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it has ended: a late signal must not change the exit code
     raise typer.Exit(code)
-
-
-async def _supervise(options: WorkerOptions) -> int:
-    from headwater.worker.supervisor import Supervisor
-
-    return await Supervisor(
-        options, lambda: tell_service_manager("READY=1"), lambda: tell_service_manager("STOPPING=1")
-    ).run()
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -91,20 +91,26 @@ ASYNC_HELP = "Name an async function that opens the log, declares its handlers a
 TARGET_HELP = "Name a module and a log or a factory in it, like shop.tasks:log"
 
 
-class ProcessOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+class WorkerOptions(msgspec.Struct, frozen=True):
+    target: str
+    processes: int
+    threads: int | None
+    reload: bool
+    healthz: tuple[str, int] | None
+    max_tasks: int | None
+    max_memory: int | None
+    shutdown_timeout_s: float
+    log_format: Literal["text", "json"]
+    log_level: str
+
+
+class ProcessOptions(msgspec.Struct, frozen=True):
     """What the supervisor gives to a process. `number` counts processes from 1; `reports` and `control` are pipes."""
 
-    target: str
+    worker: WorkerOptions
     number: int
     reports: int
     control: int
-    threads: int | None = None
-    max_tasks: int | None = None
-    max_memory: int | None = None
-    shutdown_timeout_s: float = 30.0
-    reports_files: bool = False
-    log_format: str = "text"
-    log_level: str = "info"
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -239,7 +245,8 @@ def modified(files: Iterable[str]) -> dict[str, int]:
 
 class WorkerProcess:
     def __init__(self, options: ProcessOptions) -> None:
-        self._options = options
+        self._given = options
+        self._options = options.worker
         self._tasks = 0
         self._state = "starting"
         self._recycling = ""
@@ -254,9 +261,9 @@ class WorkerProcess:
     def run(self) -> int:
         """The exit code."""
         options = self._options
-        for pipe in (options.reports, options.control):
+        for pipe in (self._given.reports, self._given.control):
             os.set_inheritable(pipe, False)  # not for the programs that handlers start
-        handler = logs.set_up("json" if options.log_format == "json" else "text", options.log_level)
+        handler = logs.set_up(options.log_format, options.log_level)
         handler.addFilter(self._name_process)
         threading.Thread(target=self._watch_control, name="headwater-control", daemon=True).start()
         sys.path.insert(0, os.getcwd())
@@ -277,7 +284,7 @@ class WorkerProcess:
         return DONE
 
     def _name_process(self, record: logging.LogRecord) -> bool:
-        record.worker = self._options.number
+        record.worker = self._given.number
         return True
 
     def _fail(self, exc: Exception) -> int:
@@ -375,7 +382,7 @@ class WorkerProcess:
 
     def _watch_control(self) -> None:
         with contextlib.suppress(OSError):
-            while os.read(self._options.control, 1):
+            while os.read(self._given.control, 1):
                 pass
         self._ask_to_stop()
         time.sleep(self._options.shutdown_timeout_s + ORPHAN_S)
@@ -393,7 +400,7 @@ class WorkerProcess:
         states = {} if self._handlers is None else self._handlers.health()
         where, error, next = _described(exc)
         with self._reporting:
-            new = [file for file in own_files(exc) if file not in self._files] if self._options.reports_files else []
+            new = [file for file in own_files(exc) if file not in self._files] if self._options.reload else []
             self._files |= modified(new)
             report = Report(
                 state=self._state,
@@ -410,7 +417,7 @@ class WorkerProcess:
             line = memoryview(msgspec.json.encode(report) + b"\n")
             with contextlib.suppress(OSError):  # the supervisor is gone
                 while line:
-                    line = line[os.write(self._options.reports, line) :]
+                    line = line[os.write(self._given.reports, line) :]
 
 
 def _described(exc: Exception | None) -> tuple[str, str, str]:

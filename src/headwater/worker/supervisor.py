@@ -26,7 +26,7 @@ import h11
 import msgspec
 
 from headwater.errors import InvalidOptionError
-from headwater.worker.process import UNUSABLE, ProcessOptions, Report, modified
+from headwater.worker.process import UNUSABLE, ProcessOptions, Report, WorkerOptions, modified
 
 logger = logging.getLogger("headwater.worker")
 
@@ -45,19 +45,6 @@ HEALTH_S = 5.0
 ENDED, KILLED, INTERRUPTED = 0, 1, 130
 
 State = Literal["starting", "running", "waiting", "stopping", "stopped"]
-
-
-class WorkerOptions(msgspec.Struct, frozen=True):
-    target: str
-    processes: int = 1
-    threads: int | None = None
-    reload: bool = False
-    healthz: tuple[str, int] | None = None
-    max_tasks: int | None = None
-    max_memory: int | None = None
-    shutdown_timeout_s: float = 30.0
-    log_format: str = "text"
-    log_level: str = "info"
 
 
 def restart_delay_s(failures: int) -> float:
@@ -124,9 +111,11 @@ class Slot:
 
 
 class Supervisor:
-    def __init__(self, options: WorkerOptions, on_ready: Callable[[], None], on_stopping: Callable[[], None]) -> None:
+    """`notify` passes the words of systemd to the service manager."""
+
+    def __init__(self, options: WorkerOptions, notify: Callable[[Literal["READY=1", "STOPPING=1"]], None]) -> None:
         self._options = options
-        self._on_ready, self._on_stopping = on_ready, on_stopping
+        self._notify = notify
         self._slots = [Slot(number) for number in range(1, options.processes + 1)]
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()  # replaced at each change
@@ -143,7 +132,8 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         server = await self._serve_health() if options.healthz is not None else None
-        logger.info("%s of %s", _count(options.processes), options.target)
+        processes = "a process" if options.processes == 1 else f"{options.processes} processes"
+        logger.info("starting %s of %s", processes, options.target)
         keepers = [asyncio.create_task(self._keep(slot)) for slot in self._slots]
         watcher = asyncio.create_task(self._watch_files()) if options.reload else None
         stopping = asyncio.create_task(self._stopping.wait())
@@ -218,22 +208,9 @@ class Supervisor:
         return delay_s
 
     async def _run_process(self, slot: Slot) -> int:
-        options = self._options
         reports, reports_out = os.pipe()
         control_in, slot.control = os.pipe()
-        given = ProcessOptions(
-            target=options.target,
-            number=slot.number,
-            reports=reports_out,
-            control=control_in,
-            threads=options.threads,
-            max_tasks=options.max_tasks,
-            max_memory=options.max_memory,
-            shutdown_timeout_s=options.shutdown_timeout_s,
-            reports_files=options.reload,
-            log_format=options.log_format,
-            log_level=options.log_level,
-        )
+        given = ProcessOptions(self._options, slot.number, reports_out, control_in)
         slot.state, slot.report = "starting", Report("starting")
         slot.began_s = slot.heard_s = time.monotonic()
         try:
@@ -287,7 +264,7 @@ class Supervisor:
     def _look_ready(self) -> None:
         if not self._is_ready and all(slot.state == "running" for slot in self._slots):
             self._is_ready = True
-            self._on_ready()
+            self._notify("READY=1")
 
     # --- stopping -----------------------------------------------------------------------------------------------------
 
@@ -307,7 +284,7 @@ class Supervisor:
         if any(slot.state == "running" for slot in self._slots):
             logger.info("stopping: the processes finish their messages")
         self._stopping.set()
-        self._on_stopping()
+        self._notify("STOPPING=1")
         for slot in self._slots:
             slot.state = "stopping"
             slot.stop()
@@ -410,7 +387,3 @@ def _describe(report: Report) -> str:
     """The whole text of an error."""
     text = f"{report.where}: {report.error}" if report.where else report.error
     return f"{text}. {report.next}" if report.next else text
-
-
-def _count(processes: int) -> str:
-    return "starting a process" if processes == 1 else f"starting {processes} processes"
