@@ -199,7 +199,8 @@ class _Drain:
                     self._step()
                     self._move_to(due_ms)
                 if due_ms is not None and not self._is_bounded:
-                    raise (yield from self._unfinished(f"the next message is due at {_shown_time(due_ms)}"))
+                    due = datetime_of(due_ms).isoformat(sep=" ", timespec="seconds")
+                    raise (yield from self._unfinished(f"the next message is due at {due}"))
             except _LimitReached:
                 raise (yield from self._unfinished(f"it made more than {self._limit} steps")) from None
             finally:
@@ -376,10 +377,6 @@ class _LimitReached(Exception):
 
 def _nothing() -> None:
     pass
-
-
-def _shown_time(ms: int) -> str:
-    return datetime_of(ms).isoformat(sep=" ", timespec="seconds")
 
 
 # --- what was published -----------------------------------------------------------------------------------------------

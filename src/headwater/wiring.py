@@ -211,10 +211,8 @@ def _setting_path(name: str) -> str:
     from headwater.settings import ServerSettings
 
     section, _, key = name.partition("_")
-    is_elsewhere = (
-        section in ("limits", "log", "replicas") and key and name not in ServerSettings.model_fields
-    )  # log_level is here
-    return f"{section}.{key}" if is_elsewhere else f"server.{name}"
+    is_of_server = section not in ("limits", "log", "replicas") or name in ServerSettings.model_fields  # as log_level
+    return f"server.{name}" if is_of_server else f"{section}.{key}"
 
 
 def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Server:

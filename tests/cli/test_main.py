@@ -125,24 +125,6 @@ def test_looking_leaves_an_empty_file_empty(run, path: Path, command):
     assert path.stat().st_size == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "printed"),
-    [
-        (["tail"], "error: Missing argument 'LOG'"),
-        (["nope"], "error: No such command 'nope'"),
-        (["dlq", "shwo", "x"], "error: No such command 'shwo'. Did you mean 'show'?"),
-        (["tail", "x.db", "--xyzzy"], "error: No such option: --xyzzy"),
-        (["publish", "memory:", "a", "1"], "error: 'memory:' would be gone when the command ends"),
-        (["topics", "redis://x"], "error: there is no store for redis:// here"),
-    ],
-)
-def test_a_call_that_cannot_be_used_ends_with_2(run, arguments, printed):
-    result = run(*arguments)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.splitlines()[0] == printed
-    assert result.err.splitlines()[1].startswith("next: ")
-
-
 def test_another_file_is_not_a_log(run, path: Path):
     path.write_text("plain text, and long enough to be no SQLite database" * 100)
     result = run("topics", path)

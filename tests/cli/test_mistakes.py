@@ -18,155 +18,126 @@ from headwater.pipeline.sql import sql_error
 from headwater.version import install_hint
 from headwater.wiring import open_read_only
 
-# The arguments of a command, in a directory without a log; the code it ends with, the error, and the next step.
-MISTAKES: list[tuple[str, int, str, str]] = [
+# The arguments of a command, in a directory without a log; the error, and the next step.
+MISTAKES: list[tuple[str, str, str]] = [
     (
         "topics ws:/host",
-        2,
         "ws: is followed by two slashes in an address",
         "Write ws://host; a file of that name is ./ws:…",
     ),
     (
         "publish postgres:user@db/shop a 1",
-        2,
         "postgres: is followed by two slashes in an address",
         "Write postgres://…; a file of that name is ./postgres:…",
     ),
-    ("topics http://host:8765", 2, "there is no store for http:// here", "Did you mean ws://host:8765?"),
+    ("topics http://host:8765", "there is no store for http:// here", "Did you mean ws://host:8765?"),
     (
         "subscribe none.db billing >",
-        2,
         "there is no log none.db",
         "Publish to it first: headwater publish none.db TOPIC DATA",
     ),
-    ("tail", 2, "Missing argument 'LOG'", "Name it, like events.db, or set HEADWATER_LOG; headwater tail --help"),
-    ("tali none.db", 2, "No such command 'tali'. Did you mean 'tail'?", "headwater --help"),
+    ("tail", "Missing argument 'LOG'", "Name it, like events.db, or set HEADWATER_LOG; headwater tail --help"),
+    ("nope", "No such command 'nope'", "headwater --help"),
+    ("tali none.db", "No such command 'tali'. Did you mean 'tail'?", "headwater --help"),
+    ("dlq shwo a.db", "No such command 'shwo'. Did you mean 'show'?", "headwater dlq --help"),
+    ("tail a.db --xyzzy", "No such option: --xyzzy", "headwater tail --help"),
+    ("publish memory: a 1", "'memory:' would be gone when the command ends", "Name a file, like events.db"),
     (
-        "tail a.db --sart 7",
-        2,
-        "No such option: --sart (Possible options: --last, --start, --to)",
-        "headwater tail --help",
+        "topics redis://x",
+        "there is no store for redis:// here",
+        "Name a file, like events.db, postgres://host/name, or a server, like ws://host:8765",
     ),
+    ("tail a.db --sart 7", "No such option: --sart (Possible options: --last, --start, --to)", "headwater tail --help"),
     (
         "tail a.db --start soon",
-        2,
         "--start is no place in a log: 'soon'",
         "Write first, new, a seq (7: from message 7 on), or a time like -1h (an hour ago), 2026-07-29, "
         "2026-07-29T10:30 or 10:30",
     ),
     (
         "publish a.db orders.new {order:1}",
-        2,
         "DATA is not JSON (JSON is malformed: object keys must be strings (byte 1))",
         """Quote it for JSON and the shell, like '{"order": 17}', or send it as text: --text""",
     ),
     (
         'publish orders.new {"a":1}',
-        2,
         "orders.new looks like a topic, and no LOG is named",
         "headwater publish events.db orders.new '…', or set HEADWATER_LOG",
     ),
     (
         "publish orders.new",
-        2,
         "orders.new looks like a topic, and no LOG is named",
         "headwater publish events.db orders.new '…', or set HEADWATER_LOG",
     ),
     (
         "publish shop orders.new 1",
-        2,
         "there is no log shop, and a new one needs the name of a file",
         "Name it shop.db, or ./shop",
     ),
     (
         "publish a.db orders.* 1",
-        2,
         "topic 'orders.*': it holds '*', which is kept for patterns",
         "Publish to one concrete topic; wildcards belong in subscriptions",
     ),
-    (
-        "pipeline status",
-        2,
-        "which lake?",
-        "Name it, like --lake ./lake, or set HEADWATER_LAKE",
-    ),
+    ("pipeline status", "which lake?", "Name it, like --lake ./lake, or set HEADWATER_LAKE"),
     (
         "pipeline sql select lake.db --lake x",
-        2,
         "there is no log select",
         "Publish to it first: headwater publish select TOPIC DATA",
     ),
     (
         "replica push ws://host/shop/app.db app.db",
-        2,
         "from ws://host/shop/app.db to app.db is a pull",
         "headwater replica pull does that; push takes FILE URL",
     ),
     (
-        "forward a.db kafka://x",
-        2,
-        "",
-        "",
-    ),
-    (
         "tail localhost:8765",
-        2,
         "localhost:8765 is a host and a port",
         "Write ws://localhost:8765; a file of that name is ./localhost:8765",
     ),
-    ("publish a.db a 1 --countdown 5", 2, "No such option: --countdown", "Write --delay; headwater publish --help"),
-    ("subscribe a.db s > --group g", 2, "No such option: --group", "Use the argument ID; headwater subscribe --help"),
+    ("publish a.db a 1 --countdown 5", "No such option: --countdown", "Write --delay; headwater publish --help"),
+    ("subscribe a.db s > --group g", "No such option: --group", "Use the argument ID; headwater subscribe --help"),
     (
         "subscribe a.db s > --from-beginning",
-        2,
         "No such option: --from-beginning",
         "Write --start first; headwater subscribe --help",
     ),
-    ("tail a.db --limit 5", 2, "No such option: --limit", "Write --last N; headwater tail --help"),
-    ("worker -A app", 2, "No such option: -A", "Use the argument MODULE:LOG; headwater worker --help"),
+    ("tail a.db --limit 5", "No such option: --limit", "Write --last N; headwater tail --help"),
+    ("worker -A app", "No such option: -A", "Use the argument MODULE:LOG; headwater worker --help"),
     (
         "worker app:log --concurrency 4",
-        2,
         "No such option: --concurrency",
         "Write --threads N or --processes N; headwater worker --help",
     ),
-    ("consume a.db", 2, "No such command 'consume'", "Write headwater subscribe; headwater --help"),
-    ("seek a.db billing first", 2, "No such command 'seek'", "Write headwater subscriptions seek; headwater --help"),
-    ("dlq retry a.db", 2, "No such command 'retry'", "Write headwater dlq redrive; headwater dlq --help"),
+    ("consume a.db", "No such command 'consume'", "Write headwater subscribe; headwater --help"),
+    ("seek a.db billing first", "No such command 'seek'", "Write headwater subscriptions seek; headwater --help"),
+    ("dlq retry a.db", "No such command 'retry'", "Write headwater dlq redrive; headwater dlq --help"),
     (
         "subscriptions delete a.db x",
-        2,
         "No such command 'delete'",
         "Write headwater subscriptions rm; headwater subscriptions --help",
     ),
     (
         "subscribe a.db billing",
-        2,
         "Missing argument 'PATTERN'",
         "Write headwater subscribe LOG ID PATTERN; headwater subscribe --help",
     ),
-    ("tail a.db -n x", 2, "Invalid value for '--last' / '-n': 'x' is not a whole number", "headwater tail --help"),
-    ("tail a.db -n -4", 2, "Invalid value for '--last' / '-n': -4 must be at least 0", "headwater tail --help"),
+    ("tail a.db -n x", "Invalid value for '--last' / '-n': 'x' is not a whole number", "headwater tail --help"),
+    ("tail a.db -n -4", "Invalid value for '--last' / '-n': -4 must be at least 0", "headwater tail --help"),
     (
         "worker a:b --processes 0",
-        2,
         "Invalid value for '--processes': 0 must lie between 1 and 256",
         "headwater worker --help",
     ),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "why", "next"), MISTAKES, ids=[each[0] for each in MISTAKES])
+@pytest.mark.parametrize(("arguments", "why", "next"), MISTAKES, ids=[each[0] for each in MISTAKES])
 def test_on_the_command_line(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, code: int, why: str, next: str
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, why: str, next: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = run(*arguments.split())
-    first, *others = result.err.splitlines()
-    assert (result.code, result.out) == (code, "")
-    assert first == f"error: {why}" if why else first.startswith("error: ")
-    assert others == [f"next: {next}"] if next else len(others) == 1
-    assert "report it" not in result.err
+    assert run(*arguments.split()) == (2, "", f"error: {why}\nnext: {next}\n")
     assert not list(tmp_path.iterdir())
 
 

@@ -35,6 +35,10 @@ SYNC = """
         with open("done.txt", "a") as file:
             file.write(f"{message.data} {os.getpid()}\\n")
 """
+ENDLESS = f"""{SYNC}
+    import threading
+    threading.Thread(target=threading.Event().wait).start()
+"""
 ASYNC = """
     import asyncio, os
     import headwater
@@ -139,11 +143,7 @@ def test_a_second_signal_kills(module: Module, start: Start, tmp_path: Path, ali
 
 
 def test_a_process_that_does_not_end_is_killed(module: Module, start: Start, tmp_path: Path) -> None:
-    module(
-        "import threading\n"
-        + SYNC.replace("\n    ", "\n")
-        + "threading.Thread(target=threading.Event().wait).start()\n"
-    )
+    module(ENDLESS)
     worker = start("--shutdown-timeout", "0s")
     worker.pids(1)
     worker.signal()
@@ -173,11 +173,7 @@ def test_processes_end_when_their_supervisor_is_killed(
 def test_a_process_that_does_not_end_ends_after_its_supervisor_was_killed(
     module: Module, start: Start, alive: Callable[[int], bool]
 ) -> None:
-    module(
-        "import threading\n"
-        + SYNC.replace("\n    ", "\n")
-        + "threading.Thread(target=threading.Event().wait).start()\n"
-    )
+    module(ENDLESS)
     worker = start("--shutdown-timeout", "0s")
     [pid] = worker.pids(1)
     worker.kill()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -303,16 +305,6 @@ def _consume(
             return
 
 
-class _View(NamedTuple):
-    """What `tail` wants to see of a log."""
-
-    pattern: str
-    selection: Selection
-
-    def of(self, log: headwater.Log, start: Start) -> headwater.Subscription:
-        return log.subscribe("tail", self.pattern, mode="ephemeral", start=start, **vars(self.selection))
-
-
 def tail(
     path: LogName,
     pattern: Pattern = EVERYTHING,
@@ -340,41 +332,42 @@ def tail(
         if sender in ("first", "new") or sender.lstrip("-").isdigit():
             note(f"--from {sender} means the sender {sender!r}; a position is --start {sender}")
     begin = position = parse_start(start or "first")
-    view = _View(pattern, selection)
     printer = MessagePrinter(as_json=as_json)
     with existing_log(path) as log, Stop() as stop:
-        _note_unmatched(log, view)
+        view = partial(log.subscribe, "tail", pattern, mode="ephemeral", **vars(selection))
+        if pattern != EVERYTHING:
+            view(start="new").close()  # refuses what may not be read, before a note says that it is not there
+            _note_unmatched(log, pattern, selection.dialect)
         if last is not None and position != "new":
-            begin = _show_last(log, view, position, last, printer)
+            begin = _show_last(log.last_seq(), view, position, last, printer)
         if position == "new" or follow or last is None:
-            with view.of(log, begin) as subscription:
+            with view(start=begin) as subscription:
                 _consume(subscription, printer, stop, follow=follow or position == "new", batch=100)
     _end(stop)
 
 
-def _note_unmatched(log: headwater.Log, view: _View) -> None:
+def _note_unmatched(log: headwater.Log, text: str, dialect: Literal["nats", "amqp"]) -> None:
     """A pattern that no topic matches may be a typo: a note names topics that there are."""
-    if view.pattern == EVERYTHING:
-        return
     from difflib import get_close_matches
 
     from headwater.topics import parse_pattern
 
-    pattern = parse_pattern(view.pattern, view.selection.dialect)
-    view.of(log, "new").close()  # refuses what may not be read, before a note says that it is not there
+    pattern = parse_pattern(text, dialect)
     with suppress(UnauthorizedError):  # a token may have the right to read some topics and not to list all
         names = [found.topic for found in log.topics()]
         if not any(map(pattern.matches, names)):
-            nearest = get_close_matches(view.pattern, names[:TOPICS_COMPARED_MAX], TOPICS_NAMED_MAX, cutoff=0.0)
+            nearest = get_close_matches(text, names[:TOPICS_COMPARED_MAX], TOPICS_NAMED_MAX, cutoff=0.0)
             more = ", …" if len(names) > len(nearest) else ""
             there = f"there are: {', '.join(nearest)}{more}" if names else "there are none yet"
-            note(f"no topic matches {view.pattern}; {there}")
+            note(f"no topic matches {text}; {there}")
 
 
-def _show_last(log: headwater.Log, view: _View, start: Start, last: int, printer: MessagePrinter) -> int:
-    """Print the last few messages at or after `start`; returns the seq of the first message that was not there yet."""
-    end = log.last_seq()
-    with view.of(log, start) as subscription:
+def _show_last(
+    end: int, view: Callable[..., headwater.Subscription], start: Start, last: int, printer: MessagePrinter
+) -> int:
+    """Print the last few messages from `start` to `end`; returns the seq of the first message that was not there
+    yet."""
+    with view(start=start) as subscription:
         lowest = subscription.resumed_from
     step = max(STEP_BACK_MIN, last)
     found: deque[headwater.ReceivedMessage] = deque(maxlen=last)
@@ -384,7 +377,7 @@ def _show_last(log: headwater.Log, view: _View, start: Start, last: int, printer
         after = max(lowest, after - step)
         step *= STEP_BACK_FACTOR
         found.clear()
-        with view.of(log, after + 1) as subscription:
+        with view(start=after + 1) as subscription:
             for message in subscription.messages(timeout=0.0):
                 if message.seq > end:
                     break

@@ -37,13 +37,8 @@ _RUNNING = {"rich_help_panel": "Running"}
 _LOGGING = {"rich_help_panel": "Logging"}
 
 SECTIONS = ("limits", "log", "replicas")
-_NO_SETTINGS = (
-    "config",
-    "profile",
-    "demo",
-    "as_json",
-)  # all other parameters are settings of the server, by their names
-_KEPT = "headwater.settings"
+_NO_SETTINGS = ("config", "profile", "demo", "as_json")  # all other parameters are settings of the server, by name
+_KEPT = "headwater.settings"  # in the meta of a context: settings of other sections, by path
 
 
 class SettingsCommand(Command):
@@ -79,12 +74,6 @@ def setting_of(flag: str) -> str | None:
     if not flag.startswith("--") or section not in SECTIONS or not key:
         return None
     return f"{section}.{key.replace('-', '_')}"
-
-
-def settings_given(ctx: Any) -> dict[str, str]:
-    """The settings given this way, by path."""
-    given: dict[str, str] = ctx.meta.get(_KEPT, {})
-    return given
 
 
 def serve(
@@ -165,9 +154,13 @@ def serve(
     flags["server.console"] = flags.pop("server.console_pages")
     flags["server.log_format"] = "json" if as_json else log_format
     flags["server.origins"] = tuple(origins) if origins else None
-    given = {path: value for path, value in (flags | settings_given(context)).items() if value is not None}
+    given = {path: value for path, value in (flags | context.meta.get(_KEPT, {})).items() if value is not None}
     if demo:
-        _show_demo(given)
+        if given.keys() - {"server.host", "server.port", "server.allow_anonymous"}:
+            raise InvalidOptionError("--demo brings its own log and settings", next="Give it --host and --port at most")
+        from headwater.cli.demo_server import run
+
+        run(given)
         return
     from headwater.settings import load_settings
     from headwater.settings.model import DEFAULT
@@ -189,14 +182,6 @@ serve.command_class = SettingsCommand  # type: ignore[attr-defined]
 def _in_flags(advice: str) -> str:
     """Advice about settings in terms of flags: `server.tokens` is `--tokens`."""
     return re.sub(r"\bserver\.([a-z_]+)(?: = true)?", lambda found: "--" + found[1].replace("_", "-"), advice)
-
-
-def _show_demo(given: dict[str, Any]) -> None:
-    if given.keys() - {"server.host", "server.port", "server.allow_anonymous"}:
-        raise InvalidOptionError("--demo brings its own log and settings", next="Give it --host and --port at most")
-    from headwater.cli.demo_server import run
-
-    run(given)
 
 
 class _Serving:
@@ -296,8 +281,9 @@ def show_banner(server: Server, *, is_new: bool) -> None:
     what = " (gone when this ends)" if settings.log == IN_MEMORY else " (a new log)" if is_new else ""
     title = Text(f"Headwater {headwater.__version__} serves ", "bold")
     title.append(settings.log, "bold cyan").append(what, "dim")
+    others = "  and every other address of this machine" if settings.host in EVERYWHERE else ""
     rows: list[tuple[str, str | Text]] = [
-        ("address", Text.assemble((url, "cyan"), (_other_addresses(settings.host), "dim"))),
+        ("address", Text.assemble((url, "cyan"), (others, "dim"))),
         ("open to", _access_text(server)),
         *([("console", page_of(url, "/"))] if settings.console else []),
         ("metrics", page_of(url, "/metrics")),
@@ -309,10 +295,6 @@ def show_banner(server: Server, *, is_new: bool) -> None:
     ]
     for line in (Text(), title, *(Text.assemble((f"  {name:<9}", "dim"), value) for name, value in rows), Text()):
         say(line, sys.stderr)
-
-
-def _other_addresses(host: str) -> str:
-    return "  and every other address of this machine" if host in EVERYWHERE else ""
 
 
 def _access_text(server: Server) -> Text:

@@ -175,17 +175,11 @@ class Supervisor:
                     self._unusable = slot.report
                     break
                 logger.error("the module cannot be run: %s; waiting for a change of its files", _describe(slot.report))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken(changed), delay_s)
-        slot.state = "stopped"
-
-    async def _woken(self, changed: asyncio.Event) -> None:
-        waiting = [asyncio.create_task(event.wait()) for event in (changed, self._stopping)]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
+            waiting = [asyncio.create_task(event.wait()) for event in (changed, self._stopping)]
+            await asyncio.wait(waiting, timeout=delay_s, return_when=asyncio.FIRST_COMPLETED)
             for task in waiting:
                 task.cancel()
+        slot.state = "stopped"
 
     def _after(self, slot: Slot, code: int) -> float | None:
         """Says how a process ended, and returns when the next one starts; None: a restart does not help."""
