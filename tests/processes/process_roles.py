@@ -10,22 +10,15 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import headwater
-from headwater.errors import HeadwaterError, SubscriptionActiveError
+from headwater.api.forwarder import Forwarder
+from headwater.errors import HeadwaterError
 
 FOREVER_S = 60.0
+FORWARDER_LEASE_S = 0.3  # so that a dead holder delays no other for long
 
 
 def open_log(path: str) -> headwater.Log:
     return headwater.open(path, maintenance_interval=None)
-
-
-def subscribe_when_free(pipe: Connection, log: headwater.Log, id: str, **options: Any) -> headwater.Subscription:
-    """Tries until the lease of the last holder is over; the pipe is silent meanwhile, so polling it is waiting."""
-    while True:
-        try:
-            return log.subscribe(id, ">", **options)
-        except SubscriptionActiveError:
-            pipe.poll(0.02)
 
 
 def answer(verb: Callable[[], Any]) -> str:
@@ -92,7 +85,7 @@ def share(pipe: Connection, path: str) -> None:
 def hold(pipe: Connection, path: str, mode: str, options: dict[str, Any]) -> None:
     """Fetches, then does with message number n as received: (verb, n)."""
     log = open_log(path)
-    subscription = subscribe_when_free(pipe, log, "s", mode=mode, **options)
+    subscription = log.subscribe("s", ">", mode=mode, timeout=FOREVER_S, **options)
     messages = subscription.fetch(10, timeout=FOREVER_S)
     pipe.send([(message.seq, message.attempt) for message in messages])
     while order := pipe.recv():
@@ -107,7 +100,7 @@ def hold(pipe: Connection, path: str, mode: str, options: dict[str, Any]) -> Non
 def handle(pipe: Connection, path: str, mode: str, options: dict[str, Any]) -> None:
     """Runs a handler that dies of poison, like a segmentation fault would."""
     log = open_log(path)
-    subscribe_when_free(pipe, log, "s", mode=mode, **options).close()
+    log.subscribe("s", ">", mode=mode, timeout=FOREVER_S, **options).close()
 
     @log.on(">", id="s", mode=mode, **options)
     def handler(message: headwater.ReceivedMessage) -> None:
@@ -142,3 +135,17 @@ def create(pipe: Connection, path: str, name: str) -> None:
             pipe.send(log.publish("made.by", name))
     except HeadwaterError as exc:
         pipe.send(repr(exc))
+
+
+def forward(pipe: Connection, source: str, target: str) -> None:
+    """Sends its state on request; forwards until its pipe says end."""
+    with open_log(source) as log:
+        transport = headwater.open_transport(target)
+        forwarder = Forwarder(log, transport, id="f", batch=20, wait=0, lease=FORWARDER_LEASE_S)
+        forwarder.start()
+        pipe.send("started")
+        while pipe.recv() != "end":
+            pipe.send(forwarder.status().state)
+        forwarder.stop()
+        transport.close()
+        pipe.send(forwarder.status().forwarded)

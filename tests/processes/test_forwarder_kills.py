@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import forwarding_roles
 import pytest
+from eventually import eventually
 from process_child import PATIENCE_S, Child
+from process_roles import forward
 
 import headwater
 
@@ -44,15 +45,15 @@ def test_whatever_is_killed_when_everything_arrives_and_where_ids_are_known_once
             if kills >= KILLS and log.subscription("f").redelivered:
                 break
             acked = _acked(log)
-            child = spawn(forwarding_roles.forward, path, target)
+            child = spawn(forward, path, target)
             child.hear()
-            _until(lambda: _acked(log) > acked)  # noqa: B023
+            eventually(lambda: _acked(log) > acked, True)  # noqa: B023
             over.wait(dice.uniform(0.0, 0.05))
             child.kill()
     finally:
         over.set()
         publisher.join(PATIENCE_S)
-    child = spawn(forwarding_roles.forward, path, target)
+    child = spawn(forward, path, target)
     child.hear()
     _until_drained(log)
     child.say("end")
@@ -71,18 +72,18 @@ def test_of_two_with_the_same_name_one_forwards_and_the_other_takes_over_when_it
     log: headwater.Log, path: str, tmp_path: Path, spawn: Spawn
 ) -> None:
     target = f"headwater:{tmp_path / 'copy.db'}"
-    first = spawn(forwarding_roles.forward, path, target)
+    first = spawn(forward, path, target)
     first.hear()
-    _until(lambda: first.hears_of("state") == "running")
-    second = spawn(forwarding_roles.forward, path, target)
+    eventually(lambda: first.hears_of("state"), "running")
+    second = spawn(forward, path, target)
     second.hear()
-    _until(lambda: second.hears_of("state") == "waiting")
+    eventually(lambda: second.hears_of("state"), "waiting")
     log.publish("a", 1)
     _until_drained(log)
     assert first.hears_of("state") == "running"
     first.kill()
     log.publish("a", 2)
-    _until(lambda: second.hears_of("state") == "running")
+    eventually(lambda: second.hears_of("state"), "running")
     _until_drained(log)
     assert _arrived(tmp_path / "copy.db", "log") == [1, 2]
     assert second.hears_of("end") == 1, "the first one's was not repeated"
@@ -100,13 +101,4 @@ def _acked(log: headwater.Log) -> int:
 
 
 def _until_drained(log: headwater.Log) -> None:
-    _until(lambda: any(info.id == "f" and info.lag == 0 for info in log.subscriptions()))
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(int(PATIENCE_S * 50)):
-        if condition():
-            return
-        pause.wait(0.02)  # another process gives no other signal
-    pytest.fail("it does not come to that")
+    eventually(lambda: [info.lag for info in log.subscriptions() if info.id == "f"], [0])

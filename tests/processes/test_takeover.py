@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from process_child import Child, drain
+from process_child import PATIENCE_S, Child, drain
 from process_roles import hold
 
 import headwater
@@ -15,16 +15,6 @@ from headwater.errors import SubscriptionActiveError
 
 LEASE_S = 2.0  # a holder on a busy machine must not lose it by being slow
 OPTIONS: dict[str, Any] = {"lease": LEASE_S, "ack_wait": LEASE_S, "max_attempts": 100}
-
-
-def take_over(log: headwater.Log, child: Child, patience_s: float = 30.0) -> headwater.Subscription:
-    until = time.monotonic() + patience_s
-    while True:
-        try:
-            return log.subscribe("s", ">", **OPTIONS)
-        except SubscriptionActiveError:
-            assert time.monotonic() < until, "the lease never ends"
-            child.process.join(0.02)  # it does not end, or has ended: this only waits
 
 
 @pytest.fixture
@@ -41,7 +31,7 @@ def test_a_killed_holder(log: headwater.Log, holder: Child) -> None:
         log.subscribe("s", ">", **OPTIONS)
     killed = time.monotonic()
     holder.kill()
-    subscription = take_over(log, holder)
+    subscription = log.subscribe("s", ">", timeout=PATIENCE_S, **OPTIONS)
     assert time.monotonic() - killed > LEASE_S / 2, "taken over while the lease was alive"
     log.publish("a", 5)
     assert drain(subscription) == [(5, 1, 5), (1, 2, 1), (3, 2, 3), (4, 2, 4)]
@@ -59,7 +49,7 @@ def test_a_living_holder_keeps_its_lease(log: headwater.Log, holder: Child) -> N
 
 def test_a_frozen_holder_comes_too_late(log: headwater.Log, holder: Child) -> None:
     holder.freeze()
-    subscription = take_over(log, holder)
+    subscription = log.subscribe("s", ">", timeout=PATIENCE_S, **OPTIONS)
     (message,) = subscription.fetch(1)
     assert (message.seq, message.attempt) == (1, 2)
     holder.thaw()
