@@ -14,6 +14,7 @@ from command_line import shell_environment
 import headwater
 from headwater import testing, wiring
 from headwater.broker.subscribe import SubscribeOptions
+from headwater.cli.commands import load_command
 from headwater.client.options import RemoteOptions, read_options
 from headwater.delivery.publishing import DedupeWindow
 from headwater.message import PublishOptions
@@ -37,8 +38,6 @@ THE_READERS_OWN = {
 }
 LAKE_TABLES = ("bronze/", "silver/", "gold/", "metrics/", "typed/")
 MACHINE_PATH = re.compile(r"(?<![\w./])/(?:home|root|tmp|work|Users|mnt|opt|usr|var)/")
-
-HEADWATER = [sys.executable, "-c", "import sys; from headwater.cli import main; sys.exit(main())"]
 
 
 @cache
@@ -253,11 +252,6 @@ def test_there_is_a_place_for_the_speed() -> None:
 # --- what the docs run ----------------------------------------------------------------------------------------------
 
 
-def run(words: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
-    program = {"headwater": HEADWATER, "python": [sys.executable]}[words[0]]
-    return subprocess.run([*program, *words[1:]], cwd=directory, capture_output=True, text=True, timeout=60)
-
-
 def runnable_blocks() -> list[tuple[str, str]]:
     """The blocks of the README with code or commands, but for the ones that install."""
     found = re.findall(r"^```(python|sh)\n(.*?)^```$", text("README.md"), re.MULTILINE | re.DOTALL)
@@ -364,7 +358,7 @@ def test_commands_are_recognised() -> None:
 
 
 @pytest.mark.parametrize("words", sorted({each for name in DOCS for each in command_names(text(name))}), ids=" ".join)
-def test_commands_named_exist(words: tuple[str, ...], tmp_path: Path) -> None:
-    helped = run(["headwater", *words, "--help"], tmp_path)
-    assert helped.returncode == 0, helped.stderr
-    assert "Usage" in helped.stdout
+def test_commands_named_exist(words: tuple[str, ...]) -> None:
+    command = load_command(words[0])
+    for word in words[1:]:
+        command = getattr(command, "commands", {word: command})[word]  # behind a command stand its arguments

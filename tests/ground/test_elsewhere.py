@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import HEADWATER, serving
 
 import headwater
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "howto" / "elsewhere.md").read_text()
-HEADWATER = [sys.executable, "-c", "import sys; from headwater.cli import main; sys.exit(main())"]
 
 
 def calls() -> list[tuple[str, str]]:
@@ -79,15 +78,9 @@ def test_our_commands_run(tmp_path: Path) -> None:
         log.publish("orders.new", {"order": 17})
     with headwater.open(tmp_path / "app.db") as log:
         log.publish("any", {})
-    serve = [*HEADWATER, "serve", "events.db", "--port", "0"]
-    with subprocess.Popen(serve, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stderr is not None
-            port = next(found[1] for line in server.stderr if (found := re.search(r"ws://127.0.0.1:(\d+)", line)))
-            assert len(COMMANDS) >= 8
-            for command in COMMANDS:
-                words = shlex.split(command.replace("8765", port))[1:]
-                ran = subprocess.run([*HEADWATER, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-                assert ran.returncode == 0, (command, ran.stderr)
-        finally:
-            server.terminate()
+    assert len(COMMANDS) >= 8
+    with serving(tmp_path) as port:
+        for command in COMMANDS:
+            words = shlex.split(command.replace("8765", port))[1:]
+            ran = subprocess.run([*HEADWATER, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+            assert ran.returncode == 0, (command, ran.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,11 +10,11 @@ from pathlib import Path
 import apsw
 import psycopg
 import pytest
+from command_line import serving, shell_environment
 
 import headwater
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
-HEADWATER = [sys.executable, "-c", "import sys; from headwater.cli import main; sys.exit(main())"]
 
 
 def blocks(page: str, language: str = "python") -> list[str]:
@@ -26,18 +25,6 @@ def run(program: str, folder: Path) -> str:
     ran = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
-
-
-def run_shell(block: str, folder: Path) -> None:
-    (folder / "headwater").write_text(
-        f"#!{sys.executable}\nimport sys\nfrom headwater.cli import main\nsys.exit(main())\n"
-    )
-    (folder / "headwater").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run(
-        ["bash", "-ec", block], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert ran.returncode == 0, ran.stderr
 
 
 def test_the_work_queue(tmp_path: Path) -> None:
@@ -76,21 +63,18 @@ def test_the_outbox_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
 
 @pytest.mark.parametrize("page", ["backup.md", "serve.md"])
 def test_the_commands(page: str, tmp_path: Path) -> None:
+    environment = shell_environment(tmp_path / "bin")
     for block in blocks(page, "sh"):
-        run_shell(block, tmp_path)
+        words = ["bash", "-ec", block]
+        ran = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 0, ran.stderr
 
 
 def test_replicating_from_python(tmp_path: Path) -> None:
     with apsw.Connection(str(tmp_path / "app.db")) as connection:
         connection.execute("CREATE TABLE stock (item TEXT)")
-    serve = [*HEADWATER, "serve", "events.db", "--port", "0"]
-    with subprocess.Popen(serve, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stderr is not None
-            port = next(found[1] for line in server.stderr if (found := re.search(r"ws://127.0.0.1:(\d+)", line)))
-            assert run("\n".join(blocks("replicate.md")).replace("8765", port), tmp_path) == "1 True\n"
-        finally:
-            server.terminate()
+    with serving(tmp_path) as port:
+        assert run("\n".join(blocks("replicate.md")).replace("8765", port), tmp_path) == "1 True\n"
 
 
 def test_methods_of_a_server(tmp_path: Path) -> None:
