@@ -14,6 +14,7 @@ from typing import Any
 import apsw
 import msgspec
 import pytest
+from command_line import serving
 
 import headwater
 from headwater import errors
@@ -161,16 +162,11 @@ def test_every_setting_is_in_the_reference() -> None:
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The metrics of a real server that has a log in a file, and so replicas."""
-    command = [sys.executable, "-c", "from headwater.cli import main; main()", "serve", "events.db", "--port", "0"]
-    folder = tmp_path_factory.mktemp("metrics")
-    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stderr is not None
-            port = next(found[1] for line in server.stderr if (found := re.search(r"ws://127.0.0.1:(\d+)", line)))
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-                return set(re.findall(r"^# TYPE (\w+?)(?:_created)? ", answer.read().decode(), re.MULTILINE))
-        finally:
-            server.terminate()
+    with (
+        serving(tmp_path_factory.mktemp("metrics")) as port,
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer,
+    ):
+        return set(re.findall(r"^# TYPE (\w+?)(?:_created)? ", answer.read().decode(), re.MULTILINE))
 
 
 def test_every_metric_is_in_the_reference(scraped: set[str]) -> None:
