@@ -21,7 +21,7 @@ HeadwaterError
 │   ├── SubscriptionActiveError             another live holder has this exclusive subscription
 │   ├── SubscriptionMismatchError           the stored subscription was created with other settings
 │   ├── NotDeliveredError                   ack, nack, reject or extend of what was never delivered
-│   └── LeaseLostError                      it was delivered, but the right to settle it has passed on
+│   └── LeaseLostError                      it was delivered, but another holder may settle it now
 ├── UnknownDeadLetterError
 ├── StoreError                              the database refused; committed messages are safe
 │   ├── NotALogError
@@ -37,15 +37,15 @@ HeadwaterError
 │   ├── OutcomeUnknownError                 the connection broke during a commit
 │   └── SqlError                            the user's own SQL in a transaction; its cause says more
 ├── RemoteError                             a server refused, or did not answer
-│   ├── UnreachableError (also a ConnectionError)  there is no connection, and connecting has been given up
+│   ├── UnreachableError (also a ConnectionError)  no connection, and the client has given up connecting
 │   ├── RequestTimeoutError (also a TimeoutError)  no answer in time: it may or may not have been done
 │   ├── UnauthorizedError                   no token, a wrong one, or one without this right
-│   ├── OverloadedError                     over a rate or a queue limit of the server; later it may do
+│   ├── OverloadedError                     over a rate or a queue limit of the server; a later call may succeed
 │   └── CallError                           a method answered with an error of its own: `code`, `data`
 ├── TransportError                          a copy did not reach its target; the log still has the message
 │   ├── TransportFailedError                the target refused, or is unreachable
 │   ├── AllTransportsFailedError            none of several took it: `causes` by name
-│   ├── CircuitOpenError                    it failed too often lately, and is not asked for a while
+│   ├── CircuitOpenError                    the target failed too often, and is not called for a while
 │   ├── PublishOnlyError                    this transport carries nothing back
 │   └── UnsentError                         left in a buffer when it was closed: `messages`
 ├── TypedError                              a message and the class it belongs to

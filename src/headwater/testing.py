@@ -65,7 +65,7 @@ ANYTHING: Any = _Anything()
 
 
 class HandlerError(NamedTuple):
-    """A handler raised: which subscription it has, the message, the attempt and the exception."""
+    """An error of a handler: its subscription, the message, the attempt and the exception."""
 
     subscription: str
     message: Message
@@ -144,9 +144,9 @@ def drain(log: Log, *, within: Span | None = None, limit: int = STEPS_MAX) -> Dr
 def drain(log: AsyncLog, *, within: Span | None = None, limit: int = STEPS_MAX) -> Awaitable[Drained]: ...
 @hinted("drain")
 def drain(log: Log | AsyncLog, *, within: Span | None = None, limit: int = STEPS_MAX) -> Drained | Awaitable[Drained]:
-    """Run the declared handlers, here and one message at a time, until no message is left for them. When nothing is
-    due, the clock is moved to the next delay, backoff or end of an `ack_wait`. Handlers that fail are retried and their
-    messages dead-lettered as ever; the result has their errors.
+    """Run the declared handlers in the calling thread, one message at a time, until no message is left for them. When
+    nothing is due, the clock is moved to the next delay, backoff or end of an `ack_wait`. Handlers that fail are
+    retried and their messages dead-lettered as ever; the result has their errors.
 
     `within` seconds, a timedelta or a text like `5m`: only what is due in that time is handled, and the clock has then
     moved by exactly so much; 0 handles what is due now. Schedules run only with it, since they never end, and an error

@@ -348,7 +348,7 @@ def open_bus(
 async def open_bus_async(
     url: str | os.PathLike[str] | None = None, *, config: str | None = None, profile: str | None = None
 ) -> AsyncIterator[AsyncBus]:
-    """The same for asyncio."""
+    """`open_bus` for asyncio."""
     from headwater.settings import load_settings
     from headwater.typed import make_bus
 

@@ -138,8 +138,8 @@ class AsyncReceivedMessage(Received, gc=False, eq=False):
 
 
 class AsyncTransaction(Hinting):
-    """Inside `async with message.transaction() as tx` or `async with log.transaction() as tx`. It blocks all other
-    writers of the log: keep it short."""
+    """The `tx` of `async with message.transaction() as tx` and `async with log.transaction() as tx`. It blocks all
+    other writers of the log: keep it short."""
 
     _kind = "transaction"
 
@@ -220,7 +220,8 @@ class AsyncSubscription(AsyncOnlyLoop, Hinting):
 
     @hinted("messages")
     async def messages(self, timeout: Span | None = 0.0) -> AsyncIterator[AsyncReceivedMessage]:
-        """One message after another; ends when none arrives for `timeout` seconds. None ends only when closed."""
+        """Yield one message after another, until none arrives for `timeout` seconds; with None, until the subscription
+        is closed."""
         consumer, timeout_s = self._consumer, span_s(timeout, "timeout")
         with consumer.taking():
             while True:
@@ -292,7 +293,8 @@ class AsyncSubscription(AsyncOnlyLoop, Hinting):
 
 
 class AsyncDeadLetters(Hinting):
-    """`log.dead_letters`. All conditions that are given hold together; `topic` is a pattern, `error` a regex."""
+    """`log.dead_letters`. A dead letter is selected if it meets all given conditions; `topic` is a pattern, `error` a
+    regex."""
 
     _kind = "dead letters"
 
@@ -380,7 +382,7 @@ class AsyncDeadLetters(Hinting):
         reason: str | None = None,
         error: str | None = None,
     ) -> AsyncIterator[str]:
-        """JSON, one line a letter; read page by page as the lines are taken."""
+        """Yield each dead letter as a line of JSON. A page is read when its first line is consumed."""
         chosen = given(LetterFilter, AsyncDeadLetters.export, locals())
         if ids is not None:
             chosen["ids"] = tuple(ids)  # read again with every page
@@ -495,8 +497,8 @@ class AsyncLog(AsyncOnly, Hinting):
         tx: Any = None,
     ) -> int:
         """Store a message and return its seq. When this returns, the message is on disk. With `tx`, a connection of
-        yours to the log's PostgreSQL, it is when you commit there; until then other publishers wait. `published_at`: a
-        message of the past, from another system, with its own time."""
+        yours to the log's PostgreSQL, the message is on disk when your transaction commits, and other publishers wait
+        until then. `published_at` is the time of a message of the past, from another system."""
         options = _NO_OPTIONS
         names = (id, headers, from_, to, reply_to, correlation_id, type, version, content_type, traceparent)
         times = (deliver_at, delay, expires_at, ttl, published_at)
@@ -509,7 +511,8 @@ class AsyncLog(AsyncOnly, Hinting):
 
     @hinted("publish_many")
     async def publish_many(self, messages: Iterable[Outgoing]) -> list[int]:
-        """Store many, all or none, in one transaction: (topic, data), (topic, data, options) or mappings."""
+        """Store messages in one transaction, all or none, and return their seqs. Each is (topic, data), (topic, data,
+        options) or a mapping."""
         return await run_async(self._core.publish_many(messages))
 
     @asynccontextmanager
@@ -563,17 +566,17 @@ class AsyncLog(AsyncOnly, Hinting):
 
     @hinted("seek")
     async def seek(self, id: str, start: Start) -> int:
-        """Move a subscription without a holder: `start` and what follows is delivered, all before it counts as settled.
-        Returns the seq before it."""
+        """Move the position of a subscription without a holder: messages from `start` on are delivered, all before it
+        count as settled. Returns the new position, the seq before `start`."""
         return await run_async(self._core.seek(id, start))
 
     async def pause(self, id: str) -> None:
-        """Deliver nothing of a subscription, in any process, until it is resumed. It keeps its position. Messages in
+        """Pause a subscription: no process gets its messages until it is resumed. It keeps its position. Messages in
         flight may still be settled."""
         await run_async(self._core.pause(id))
 
     async def resume(self, id: str) -> None:
-        """Deliver again, from where a pause stopped."""
+        """End a pause: delivery continues where it stopped."""
         await run_async(self._core.resume(id))
 
     @hinted("on")
@@ -608,11 +611,11 @@ class AsyncLog(AsyncOnly, Hinting):
         inactive_timeout: Span | EllipsisType | None = ...,
         dead_letter_expired: bool = True,
     ) -> Callable[[Handler], Handler]:
-        """Declare a handler. It runs once `start()` or `run()` is called, or at once if that has been. `id` names its
-        durable subscription; only an ephemeral one does without. `concurrency`: messages that it handles at a time; by
-        default one, or, in a shared subscription, as many as `headwater worker --threads` says. With a `dedupe` queue,
-        a message that was handled before is only acked when it is delivered again. The other options are those of
-        `subscribe`."""
+        """Declare a handler. It runs once `start()` or `run()` is called, or at once if one of them was called before.
+        `id` names its durable subscription; only an ephemeral handler needs none. `concurrency`: messages that it
+        handles at a time; by default one, or, in a shared subscription, as many as `headwater worker --threads` says.
+        With a `dedupe` queue, a message that was handled before and is delivered again is acked without a call. The
+        other options are those of `subscribe`."""
         if callable(pattern):
             raise InvalidOptionError(
                 "@log.on is used without its pattern", next='Write @log.on("orders.>", id="billing")'
@@ -658,8 +661,8 @@ class AsyncLog(AsyncOnly, Hinting):
         that declare the schedule one calls the function, and an occurrence is stored once. It runs once `start()` or
         `run()` is called.
 
-        `missed`: occurrences that no process was there to publish. "once": the newest of them is published. "skip":
-        none is, if it is more than a minute late. "all": all of them, but the newest `missed_max` at most."""
+        `missed` says what happens to occurrences that no process published. "once": the newest of them is published.
+        "skip": none is, if it is more than a minute late. "all": all of them, but the newest `missed_max` at most."""
         every_ms = span_ms(interval, "interval")
         return self._schedule(Schedule(id, topic, every_ms=every_ms, missed=missed, missed_max=missed_max))
 
@@ -697,7 +700,7 @@ class AsyncLog(AsyncOnly, Hinting):
         return [record.info() for record in await run_async(self._core.schedules())]
 
     async def delete_schedule(self, id: str) -> bool:
-        """Forget a schedule; processes that run it stop publishing. Returns whether there was one."""
+        """Delete a schedule; processes that run it stop publishing. Returns whether there was one."""
         return await run_async(self._core.delete_schedule(check_text("id", id)))
 
     async def start(self) -> None:
@@ -706,16 +709,16 @@ class AsyncLog(AsyncOnly, Hinting):
         await run_async(self._handlers.start())
 
     async def run(self, shutdown_timeout: Span | None = SHUTDOWN_TIMEOUT_S) -> None:
-        """Run the declared handlers and schedules until `stop()`, SIGTERM or SIGINT. Then they take no new messages,
-        have `shutdown_timeout` seconds to finish those they handle, and release all others. A second signal ends the
-        process at once. The error that ends a handler is raised here."""
+        """Run the declared handlers and schedules until `stop()`, SIGTERM or SIGINT. Then the handlers take no new
+        messages, have `shutdown_timeout` seconds to finish those they handle, and release all others. A second signal
+        ends the process at once. The error that ends a handler is raised here."""
         running = self._handlers.run(span_s(shutdown_timeout, "shutdown_timeout"))  # first: no signal may be overlooked
         with stopped_by_signals(waking(self._loop, self._handlers.end_run)):
             await run_async(running)
 
     async def stop(self, timeout: Span | None = None) -> None:
-        """Let the handlers finish the messages they handle, and release all others; after `timeout` seconds those
-        messages too. A handler that calls this only asks for it, since it cannot wait for itself."""
+        """Stop the handlers: they finish the messages they handle and release all others; after `timeout` seconds they
+        release those too. A call by a handler only requests the stop, because a handler cannot wait for itself."""
         await run_async(self._handlers.stop(span_s(timeout, "timeout")))
 
     async def subscriptions(self) -> list[SubscriptionInfo]:
@@ -772,7 +775,7 @@ class AsyncLog(AsyncOnly, Hinting):
         )
 
     async def delete_retention(self, pattern: str, dialect: Dialect = "nats") -> bool:
-        """Returns whether there was a policy of this pattern."""
+        """Delete the policy of a pattern. Returns whether there was one."""
         return await run_async(self._core.delete_retention(pattern, dialect))
 
     async def retention(self) -> list[RetentionPolicy]:
@@ -780,7 +783,8 @@ class AsyncLog(AsyncOnly, Hinting):
         return await run_async(self._core.retention())
 
     async def run_maintenance(self) -> MaintenanceReport:
-        """Apply retention and tidy up now; the background does so every `maintenance_interval`."""
+        """Apply retention and delete expired state now; this also happens in the background every
+        `maintenance_interval`."""
         return await run_async(self._core.run_maintenance())
 
     async def close(self) -> None:

@@ -268,13 +268,13 @@ class Forwarder:
         return True
 
     def ask_to_stop(self) -> None:
-        """The same without waiting: for signal handlers, and for the transport itself."""
+        """Request the stop, and return at once: for signal handlers, and for the transport itself."""
         self._stopping.set()
         self._nudge.set()
         self._source.interrupt()
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to forward; False if the time is over before, or the forwarder was stopped."""
+        """Wait until nothing is left to forward; False if `timeout` ends first, or the forwarder was stopped."""
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             self._raise_failure()

@@ -76,7 +76,7 @@ class Received(Protocol):
 
 
 class Reject(Exception):
-    """Raised by a handler: dead-letter this message now, trying again is no use."""
+    """Raised by a handler: dead-letter this message now, because a retry would not help."""
 
 
 class Worker(NamedTuple):

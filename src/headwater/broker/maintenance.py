@@ -40,10 +40,19 @@ class MaintenanceReport(msgspec.Struct):
     """What one round did."""
 
     pruned: dict[str, int] = {}
+    """How many messages each retention policy deleted, by its pattern."""
+
     gaps: int = 0
+    """How many messages were deleted before a subscription had settled them, summed over the subscriptions."""
+
     expired_subscriptions: list[str] = []
+    """The subscriptions deleted after their `inactive_timeout`."""
+
     forgotten_ids: int = 0
-    skipped: bool = False  # another process is at it
+    """How many ids are no longer remembered."""
+
+    skipped: bool = False
+    """Nothing was done, because another process runs the maintenance."""
 
 
 def run_maintenance(engine: Engine, stopping: Callable[[], bool]) -> Flow[MaintenanceReport]:

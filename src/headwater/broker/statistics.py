@@ -65,7 +65,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     gaps: int
     """Messages that were deleted before the subscription settled them."""
     holder: str | None
-    """The process that holds it; None if none does, and of a shared one."""
+    """The process that holds it; None without a holder, and for a shared subscription."""
     created_ms: int
     active_ms: int
     owner: str | None = None

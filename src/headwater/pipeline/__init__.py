@@ -17,8 +17,8 @@ __all__ = ["register", "session"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `headwater` known to a session. Where Headwater is installed beside PySpark, Spark finds it by
-    itself; this is for sessions that do not look, and for servers elsewhere."""
+    """Make the format `headwater` known to a session. Spark finds the format by itself where Headwater is installed
+    beside PySpark. Call this for a session that does not search for formats, and for one on a remote server."""
     from headwater.pipeline.source import HeadwaterDataSource
 
     spark.dataSource.register(HeadwaterDataSource)

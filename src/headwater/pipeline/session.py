@@ -72,7 +72,7 @@ def session(
     """A session: inside this process, on a cluster (`master`), or through Spark Connect (`remote`).
 
     `conf` overrides every setting made here. Temporary files go into a folder of their own below `scratch`, which is
-    removed at the end. `short` is for a few queries over little data: less compilation, slower at length.
+    removed at the end. `short` is for a few queries over little data: it compiles less, and long queries are slower.
     """
     return Spark(app, master, remote, conf, scratch, short).session
 

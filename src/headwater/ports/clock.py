@@ -51,7 +51,8 @@ class ManualClock:
         self._callbacks.append(callback)
 
     def advance(self, seconds: Span) -> None:
-        """By seconds, a timedelta or a text like `5m`. Seconds may be a fraction: the clock counts milliseconds."""
+        """Move the clock by seconds, a timedelta or a text like `5m`. Seconds may be a fraction: the clock counts
+        milliseconds."""
         if isinstance(seconds, timedelta):
             seconds = seconds.total_seconds()
         elif not isinstance(seconds, (int, float)):

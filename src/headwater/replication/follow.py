@@ -81,11 +81,13 @@ def _absolute(place: Local | Remote) -> Local | Remote:
 
 
 class Follower:
-    """A running subscription. A program that exits without `close()` is like a killed one: nothing breaks, but other
-    clients wait for a claim that it holds, and a running push is rolled back.
+    """Keeps a database and its replica equal, on a thread of its own.
 
-    It ends with the main thread, after which no pool starts threads. A forked process does not inherit it; follow anew
-    there."""
+    If the program exits without `close()`, no data is damaged: a running push is rolled back, and other clients wait
+    until a claim of this follower expires.
+
+    The follower ends with the main thread, because Python starts no threads after it. A forked process does not inherit
+    the follower and must start its own."""
 
     def __init__(
         self,

@@ -35,11 +35,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["push", "pull", "copy"]
     """What was done."""
     local: str
-    """The file of this machine; of a copy: the source."""
+    """The file of this machine; for a copy, the source."""
     remote: str
-    """Of a copy: the target."""
+    """The replica; for a copy, the target."""
     version: int | None
-    """Of the replica, afterwards; None for a copy and for a dry push."""
+    """The version of the replica afterwards; None for a copy and for a dry push."""
     is_new: bool
     """False: nothing had changed."""
     base: int | None

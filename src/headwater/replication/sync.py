@@ -203,7 +203,7 @@ def sync(
     dry: bool = False,
     overwrite: bool = False,
 ) -> Outcome:
-    """Make `target` equal to `source`, moving only the pages that differ; blocking.
+    """Make `target` equal to `source`, transferring only the pages that differ. Blocks.
 
     Each is a SQLite file or a replica on a server, `ws://host:8765/namespace/name`, with `@3`, `@latest` or `@latest-2`
     behind it for a version. Missing keys are read from HEADWATER_PUSH_KEY, HEADWATER_PULL_KEY and HEADWATER_TOKEN.

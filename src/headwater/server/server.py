@@ -345,7 +345,8 @@ class Server:
     # --- stopping -----------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Accept and deliver nothing more, finish running calls, close with 1001; all within the shutdown timeout."""
+        """Accept no clients, stop deliveries, finish running calls, and close connections with 1001, all within the
+        shutdown timeout."""
         context, mounts = self._context, self._mounts
         if not self._is_running or context is None or self._pages is None:
             return
@@ -422,7 +423,7 @@ class Server:
                 await self._stop_asked.wait()
 
     def run(self, on_ready: Callable[[Server], None] | None = None) -> None:
-        """The same, blocking."""
+        """`serve_until_stopped` in an event loop of its own. Blocks."""
         asyncio.run(self.serve_until_stopped(on_ready))
 
 

@@ -59,8 +59,8 @@ _OTHERS = {
 
 
 def open_dedupe(url: str | os.PathLike[str], **options: Any) -> DedupeQueue:
-    """`memory:`, a file path or `sqlite:path`, `postgres://…`, `redis://…`. Options: `max_count`, `max_age`, `clock`,
-    and those of its kind. An optional package is imported when its url is opened."""
+    """Open a dedupe queue: `memory:`, a file path or `sqlite:path`, `postgres://…`, `redis://…`. Options: `max_count`,
+    `max_age`, `clock`, and those of its kind. An optional package is imported when its url is opened."""
     text = url_text(url, "a dedupe queue")
     scheme, found, rest = text.partition("://")
     kind: type[BaseDedupe] = SqliteDedupe

@@ -33,9 +33,10 @@ TRANSPORTS_MAX = 64
 
 
 class MultiTransport(BaseTransport):
-    """Publishes to all at the same time and returns when the slowest is done. A copy that one of them did not take is
-    lost there: it is logged, and the error kept in `last_errors` under that one's name until it takes one again. Where
-    every target must have every message, feed each with a forwarder of its own."""
+    """Publishes to all transports at the same time and returns when the slowest is done.
+
+    A transport that fails misses the copy. The failure is logged, and `last_errors` has the error under the name of the
+    transport until it succeeds again. If every target must have every message, feed each by a forwarder of its own."""
 
     def __init__(self, transports: Iterable[Transport], *, name: str = "multi") -> None:
         transports = [check_transport(each, name) for each in transports]
@@ -53,7 +54,7 @@ class MultiTransport(BaseTransport):
 
     @property
     def connected(self) -> bool:
-        """Whether any of them is."""
+        """Whether any of the transports is connected."""
         return any(worker.transport.connected for worker in self._workers.values())
 
     def _publish(self, messages: Sequence[Message]) -> None:
@@ -86,7 +87,7 @@ class MultiTransport(BaseTransport):
         raise publish_only("each of its transports", self.name, "Add one that carries messages back, first")
 
     def close(self) -> None:
-        """Closes all of them, also if one fails."""
+        """Close all transports, also if one fails."""
         with self._lock:
             if self._closed:
                 return

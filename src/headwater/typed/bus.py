@@ -69,7 +69,7 @@ class _BaseBus(Generic[AnyLog]):
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """How many copies each transport has not got."""
+        """How many copies failed, by the name of the transport."""
         return dict(self._failures)
 
     def _route(self, event: Event) -> tuple[str, ...]:
@@ -144,7 +144,8 @@ class _BaseBus(Generic[AnyLog]):
 
 
 class Bus(_BaseBus[Log]):
-    """`order.publish(bus)`. `routes` has the transports of a type; it overrides what the class declares."""
+    """A log with named transports, for `order.publish(bus)`. `routes` names the transports of a type, in place of those
+    that its class declares."""
 
     def close(self) -> None:
         """Closes its transports; the log stays open."""

@@ -200,7 +200,8 @@ class Event(BaseModel):
 
     @classmethod
     def bind(cls, target: Any) -> Binding:
-        """Where `publish()` of this class and its subclasses goes, until `undo()` or the end of the `with` block."""
+        """Set where `publish()` of this class and its subclasses goes, until `undo()` of the result or the end of its
+        `with` block."""
         check_publishable(target, f"class {cls.__name__}")
         return Binding(cls, target)
 
@@ -241,7 +242,7 @@ def publish_many(target: AsyncLog | AsyncBus, events: Iterable[Event]) -> Awaita
 
 
 def publish_many(target: Any, events: Iterable[Event]) -> Any:
-    """Publishes many in one transaction, all or none; on a bus, the copies after it."""
+    """Publishes events in one transaction, all or none; on a bus, the copies follow it."""
     check_publishable(target, "publish_many")
     batch = [(event, prepare(event, {})) for event in events]
     if isinstance(target, Bus | AsyncBus):
