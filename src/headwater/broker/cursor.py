@@ -34,7 +34,7 @@ class Cursor(InFlight):
         """Near the end of the log, or where the last claim found all it wanted close together, planning and claiming is
         one step of the writer, which takes half the time. Where there may be much to scan, the writer must not be kept
         waiting."""
-        if self._filter_takes_time or self._are_large or len(self) >= self.spec.max_in_flight:
+        if self._filter_takes_time or self._are_large or len(self.claimed) >= self.spec.max_in_flight:
             return False
         return self._full_claim > 0 or self._is_near(last_seq)
 
@@ -60,7 +60,8 @@ class Cursor(InFlight):
         now_ms: int,
         bytes_max: int | None,
     ) -> ClaimResult:
-        self._trim(hooks)
+        if not hooks:  # the first of its transaction, so everything before it is committed
+            self._window.trim()
         stragglers = self._window.stragglers(SPANS_KEPT * self.spec.max_in_flight)
         if stragglers:
             self._move_to_rows(writer, hooks, stragglers)
@@ -82,8 +83,8 @@ class Cursor(InFlight):
         last = result.suspect or (result.claimed[-1] if result.claimed else None)
         if last is not None:
             self._are_large = last.message.size > NEAR_BYTES_MAX // 4
-        look_again = result.look_again or was_outrun or (bool(timed_out) and plan.room <= 0)
-        return result._replace(look_again=look_again)
+        has_new_room = bool(timed_out) and plan.room <= 0
+        return result._replace(look_again=True) if was_outrun or has_new_room else result
 
     def _claim_fresh(
         self, writer: Writer, hooks: TransactionHooks, result: ClaimResult, plan: FetchPlan, room: int, now_ms: int
@@ -126,13 +127,10 @@ class Cursor(InFlight):
         super().save(writer, record, now_ms, window=self._window.state(), **changes)
 
     def _remove(self, hooks: TransactionHooks, seqs: Collection[int]) -> None:
-        self._trim(hooks)
+        if not hooks:
+            self._window.trim()
         self._close(hooks, seqs)
         super()._remove(hooks, seqs)
-
-    def _trim(self, hooks: TransactionHooks) -> None:
-        if not hooks:  # the first of its transaction, so everything before it is committed
-            self._window.trim()
 
     def _close(self, hooks: TransactionHooks, seqs: Iterable[int]) -> None:
         closed = self._window.settle(seqs)

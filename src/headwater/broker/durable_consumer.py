@@ -33,8 +33,6 @@ SCANNED_UNSAVED_MAX = 10_000  # how far a scan may pass messages that do not mat
 
 
 class DurableConsumer(Consumer):
-    _in_flight: InFlight
-
     def __init__(
         self, engine: Engine, record: SubscriptionRecord, resumed_from: int, resumed: Resumed, name: str
     ) -> None:
@@ -47,7 +45,8 @@ class DurableConsumer(Consumer):
         self.resumed = resumed
         self.resumed_from = resumed_from
         kind = LeasedRows if record.spec.keeps_rows else Cursor
-        self._in_flight = kind(engine, record, waiter, name, resumed.held)
+        self._state: InFlight = kind(engine, record, waiter, name, resumed.held)
+        self._in_flight = self._state.claimed
         self._lane = engine.filters if selection.takes_time else engine.readers
         self._is_paused = record.spec.paused_ms is not None  # as far as this process knows
         self.on_paused: Callable[[], None] | None = None  # on whichever thread learns of a pause
@@ -56,11 +55,11 @@ class DurableConsumer(Consumer):
 
     @property
     def fence(self) -> int:
-        return self._in_flight.fence
+        return self._state.fence
 
     @property
     def delivered_to(self) -> int:
-        return self._in_flight.delivered_to
+        return self._state.delivered_to
 
     # --- claiming -----------------------------------------------------------------------------------------------
 
@@ -69,9 +68,9 @@ class DurableConsumer(Consumer):
         self.engine.refuse_closed()
         if self._is_paused and (yield from self._is_still_paused()):
             return None
-        submit, in_flight = self.engine.committer.submit, self._in_flight
+        submit, state = self.engine.committer.submit, self._state
         claim: Claim
-        if in_flight.may_claim_at_once(self.engine.wakeups.announced):
+        if state.may_claim_at_once(self.engine.wakeups.announced):
             claim = yield submit(partial(self._claim_at_once, limit), limit, touching=self.id, synced=False)
             self._waiter.is_stale = True  # it may have left rows that are due
             if claim.found:
@@ -83,15 +82,15 @@ class DurableConsumer(Consumer):
             raise
 
     def _look_and_claim(self, limit: int) -> Flow[int | None]:
-        submit, in_flight = self.engine.committer.submit, self._in_flight
+        submit, state = self.engine.committer.submit, self._state
         self._waiter.is_stale, self._looked_s = False, time.monotonic()
         last_place = None
         while True:
             plan = yield from self.engine.read(
-                lambda reader: in_flight.plan(reader, limit, self.claim_bytes_max), self._lane
+                lambda reader: state.plan(reader, limit, self.claim_bytes_max), self._lane
             )
             now_ms = self._now_ms()
-            times_out_ms = in_flight.next_deadline_ms()
+            times_out_ms = state.next_deadline_ms()
             # Without room, only a delivery that times out can change anything.
             row_due_ms = plan.next_due_ms if plan.room > 0 else None
             due_ms = min((ms for ms in (row_due_ms, times_out_ms) if ms is not None), default=None)
@@ -102,7 +101,7 @@ class DurableConsumer(Consumer):
                 claim = yield submit(partial(self._claim_planned, plan), plan.room, touching=self.id, synced=False)
                 self._waiter.is_stale = True  # it may have left rows that are due, such as delayed ones
             else:
-                in_flight.skip(plan)
+                state.skip(plan)
             if self._is_paused:
                 return None
             place = (plan.scanned_from, plan.saved_to)
@@ -118,13 +117,13 @@ class DurableConsumer(Consumer):
         if self._closing:  # the close has released everything, and the lease
             return NOTHING
         record = self._load(writer, hooks)
-        plan = self._in_flight.plan_at_once(writer, limit, self.engine.wakeups.announced)
+        plan = self._state.plan_at_once(writer, limit, self.engine.wakeups.announced)
         return NOTHING if plan is None else self._claim(writer, hooks, record, plan)
 
     def is_up_to_date(self) -> bool:
         if self._waiter.is_stale or time.monotonic() - self._looked_s >= FALLBACK_POLL_S:
             return False
-        if self._in_flight.is_behind(self.engine.wakeups.last_known):
+        if self._state.is_behind(self.engine.wakeups.last_known):
             return self._is_paused
         if self._is_paused:
             return True
@@ -132,7 +131,7 @@ class DurableConsumer(Consumer):
         return all(ms is None or ms > now_ms for ms in (self._look_again_ms, self._next_deadline_ms()))
 
     def _next_deadline_ms(self) -> int | None:
-        return None if self._is_paused else self._in_flight.next_deadline_ms()
+        return None if self._is_paused else self._state.next_deadline_ms()
 
     @contextlib.contextmanager
     def _standing_by(self, limit: int) -> Iterator[None]:
@@ -144,10 +143,10 @@ class DurableConsumer(Consumer):
             self.engine.wakeups.stand_down(self._waiter)
 
     def _claim_published(self, limit: int, last_seq: int, writer: Writer, hooks: TransactionHooks) -> bool:
-        if self._has_ended or self._is_paused or not self._in_flight.may_claim_published(last_seq):
+        if self._has_ended or self._is_paused or not self._state.may_claim_published(last_seq):
             return False
         record = self._load(writer, hooks)
-        plan = self._in_flight.plan_published(writer, limit)
+        plan = self._state.plan_published(writer, limit)
         return plan is not None and bool(self._claim(writer, hooks, record, plan).found)
 
     def _claim_planned(self, plan: FetchPlan, writer: Writer, hooks: TransactionHooks) -> Claim:
@@ -157,16 +156,16 @@ class DurableConsumer(Consumer):
         if record.spec.paused_ms is not None:
             return NOTHING
         now_ms = self._now_ms()
-        result = self._in_flight.claim(writer, hooks, record, plan, now_ms, self.claim_bytes_max)
+        result = self._state.claim(writer, hooks, record, plan, now_ms, self.claim_bytes_max)
         found = result.claimed
         if result.suspect is not None:
-            self._in_flight.suspect = result.suspect.message.seq
+            self._state.suspect = result.suspect.message.seq
             found = [*found, result.suspect]
         gaps = writer.gaps(self.id) if plan.has_gaps else []
         if gaps:
             writer.mark_gaps_reported(self.id)
-        self._in_flight.save(writer, result.record, now_ms)
-        self._in_flight.add(hooks, found)
+        self._state.save(writer, result.record, now_ms)
+        self._state.add(hooks, found)
         self.engine.timings.note(hooks, "deliver", self.id, found, result.redriven)
         hooks.then.append(partial(self.deliver, found, gaps))
         return Claim(found, result.look_again)
@@ -175,7 +174,7 @@ class DurableConsumer(Consumer):
 
     def _load(self, writer: Writer, hooks: TransactionHooks) -> SubscriptionRecord:
         """The subscription as stored. A pause or resume by another process is noticed here."""
-        record = self._in_flight.load(writer)
+        record = self._state.load(writer)
         is_paused = record.spec.paused_ms is not None
         if is_paused is not self._is_paused:
             hooks.then.append(partial(self.note_paused, is_paused))
@@ -195,7 +194,7 @@ class DurableConsumer(Consumer):
 
     def _is_still_paused(self) -> Flow[bool]:
         self._waiter.is_stale, self._looked_s = False, time.monotonic()
-        record = yield from self.engine.read(self._in_flight.load)
+        record = yield from self.engine.read(self._state.load)
         self._is_paused = record.spec.paused_ms is not None
         return self._is_paused
 
@@ -216,7 +215,7 @@ class DurableConsumer(Consumer):
         """Ack inside a transaction, which may be the user's own. Returns the seqs that are not in flight any more; if
         `strict`, one such is an error."""
         record = self._load(writer, hooks)
-        held, rows = self._in_flight.take_out(writer, hooks, settled, strict=strict)
+        held, rows = self._state.take_out(writer, hooks, settled, strict=strict)
         redriven = {}
         if rows:
             writer.remove_deliveries(self.id, list(rows))
@@ -227,7 +226,7 @@ class DurableConsumer(Consumer):
             hooks.then.append(self._wake_subscription)  # the next of its key may be delivered now
         self.engine.timings.note(hooks, "ack", self.id, held, redriven)
         acked = {claimed.message.seq for claimed in held}
-        self._in_flight.save(writer, record, self._now_ms(), acked=record.acked + len(acked))
+        self._state.save(writer, record, self._now_ms(), acked=record.acked + len(acked))
         return [] if held is settled else sorted({claimed.message.seq for claimed in settled} - acked)
 
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
@@ -236,7 +235,7 @@ class DurableConsumer(Consumer):
             decision = decide_retry(self.spec.retry, claimed.attempt, now_ms, self.engine.roll(), delay_ms=delay_ms)
             record, row = self._take_out(writer, hooks, claimed)
             record = deliveries.nack_row(writer, hooks, record, claimed, row, failure, now_ms, decision)
-            self._in_flight.save(writer, record, now_ms)
+            self._state.save(writer, record, now_ms)
 
         return self.engine.write(work, touching=self.id)
 
@@ -245,7 +244,7 @@ class DurableConsumer(Consumer):
             now_ms = self._now_ms()
             record, row = self._take_out(writer, hooks, claimed)
             record = deliveries.reject_row(writer, hooks, record, claimed, row, failure, now_ms)
-            self._in_flight.save(writer, record, now_ms)
+            self._state.save(writer, record, now_ms)
 
         return self.engine.write(work, touching=self.id)
 
@@ -258,7 +257,7 @@ class DurableConsumer(Consumer):
             record, row = self._take_out(writer, hooks, claimed)
             due_ms = now_ms + self.spec.ack_wait_ms
             writer.put_deliveries(self.id, [replace(row, due_ms=due_ms, token=claimed.token)])
-            self._in_flight.save(writer, record, now_ms)
+            self._state.save(writer, record, now_ms)
 
         return self.engine.write(work, touching=self.id)
 
@@ -266,7 +265,7 @@ class DurableConsumer(Consumer):
         self, writer: Writer, hooks: TransactionHooks, claimed: Claimed
     ) -> tuple[SubscriptionRecord, DeliveryRow]:
         record, seq = self._load(writer, hooks), claimed.message.seq
-        _, rows = self._in_flight.take_out(writer, hooks, [claimed], strict=True)
+        _, rows = self._state.take_out(writer, hooks, [claimed], strict=True)
         hooks.then.append(self._wake_subscription)
         return record, rows[seq] if rows else DeliveryRow(seq, claimed.attempt, 0)
 
@@ -279,7 +278,7 @@ class DurableConsumer(Consumer):
         def work(writer: Writer, hooks: TransactionHooks) -> None:
             now_ms = self._now_ms()
             record = self._load(writer, hooks)
-            self._in_flight.extend(writer, extended, now_ms + by_ms, strict=strict)
+            self._state.extend(writer, extended, now_ms + by_ms, strict=strict)
             writer.save_subscription(deliveries.renewed(record, now_ms))
             if record.spec.mode == "shared":
                 renew_consumer(writer, self.id, self._name, now_ms, now_ms + record.spec.lease_ms)
@@ -289,11 +288,11 @@ class DurableConsumer(Consumer):
     def release(self, untouched: Sequence[Claimed]) -> Completion[None]:
         def work(writer: Writer, hooks: TransactionHooks) -> None:
             now_ms = self._now_ms()
-            record = self._in_flight.load(writer)
-            held, rows = self._in_flight.take_out(writer, hooks, untouched, strict=False)
+            record = self._state.load(writer)
+            held, rows = self._state.take_out(writer, hooks, untouched, strict=False)
             writer.put_deliveries(self.id, [self._unseen_row(each, rows, now_ms) for each in held])
             hooks.then.append(self._wake_subscription)
-            self._in_flight.save(writer, record, now_ms)
+            self._state.save(writer, record, now_ms)
 
         def keep(done: Completion[None]) -> None:
             if isinstance(done.error, StoreError) and not isinstance(done.error, OutcomeUnknownError):
@@ -306,7 +305,7 @@ class DurableConsumer(Consumer):
 
     def _unseen_row(self, claimed: Claimed, rows: dict[int, DeliveryRow], now_ms: int) -> DeliveryRow:
         seq = claimed.message.seq
-        return deliveries.released_row(claimed, rows.get(seq), now_ms, is_suspect=seq == self._in_flight.suspect)
+        return deliveries.released_row(claimed, rows.get(seq), now_ms, is_suspect=seq == self._state.suspect)
 
     def _wake_subscription(self) -> None:
         """All consumers of it in this process: something may be deliverable now."""
@@ -319,13 +318,13 @@ class DurableConsumer(Consumer):
         found = [self._in_flight.get(seq) for seq in seqs]
         for seq, claimed in zip(seqs, found, strict=True):
             if claimed is None or attempt not in (None, claimed.attempt):
-                raise (yield from self.engine.read(partial(self._in_flight.why_not, seq)))
+                raise (yield from self.engine.read(partial(self._state.why_not, seq)))
         return [claimed for claimed in found if claimed is not None]
 
     def why_not_acked(self, seqs: Sequence[int]) -> Flow[dict[int, NotDeliveredError | LeaseLostError]]:
         """Of seqs that are not in flight here: why each was not acked, except those that were acked before."""
         return self.engine.read(
-            lambda reader: deliveries.why_not_acked(reader, self._in_flight.load(reader), seqs), self._lane
+            lambda reader: deliveries.why_not_acked(reader, self._state.load(reader), seqs), self._lane
         )
 
     def extend_in_flight(self, seqs: Sequence[int]) -> Flow[None]:
@@ -356,7 +355,7 @@ class DurableConsumer(Consumer):
                 return
             # Looked at here, for an earlier claim may have been committed since the close was asked for.
             buffered, looked_at = set(self._unseen()), None if seen is None else set(seen)
-            held, rows = self._in_flight.take_out(writer, hooks, [*self._in_flight.values()], strict=False)
+            held, rows = self._state.take_out(writer, hooks, [*self._in_flight.values()], strict=False)
             released = []
             for claimed in held:
                 seq = claimed.message.seq
@@ -365,7 +364,7 @@ class DurableConsumer(Consumer):
                 else:
                     released.append(deliveries.unsettled_row(claimed, rows.get(seq), now_ms, vanished=vanished))
             writer.put_deliveries(self.id, released)
-            self._in_flight.save(writer, record, now_ms, lease=release(record.lease))
+            self._state.save(writer, record, now_ms, lease=release(record.lease))
             if record.spec.mode == "shared":
                 renew_consumer(writer, self.id, self._name, now_ms, now_ms)
 

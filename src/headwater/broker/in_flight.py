@@ -34,14 +34,13 @@ PUBLISHED_BYTES_MAX = 16 * 1024  # claimed by the transaction that publishes, be
 Rows = dict[int, DeliveryRow]
 
 
-class InFlight(dict[int, Claimed], ABC):
-    """Deliveries that were claimed here and are not settled, by seq. Those that are open in the window have no row, the
-    others have."""
+class InFlight(ABC):
+    """Deliveries that were claimed here and are not settled. Those that are open in the window have no row."""
 
     def __init__(
         self, engine: Engine, record: SubscriptionRecord, waiter: Waiter, name: str, resumed: Iterable[Claimed]
     ) -> None:
-        super().__init__((claimed.message.seq, claimed) for claimed in resumed)
+        self.claimed = {claimed.message.seq: claimed for claimed in resumed}
         self.id, self.spec, self.fence = record.id, record.spec, record.lease.fence
         self.load: Callable[[Reader], SubscriptionRecord] = partial(
             load_held, id=record.id, owner=record.lease.owner, fence=self.fence, created_ms=record.created_ms
@@ -115,29 +114,31 @@ class InFlight(dict[int, Claimed], ABC):
     def _room(self, reader: Reader, limit: int) -> int:
         """How many more may be claimed. When there is no room, deliveries that have been passed on to other consumers
         because their time ran out here are dropped."""
-        if len(self) >= self.spec.max_in_flight:
-            seqs = list(self)
+        if len(self.claimed) >= self.spec.max_in_flight:
+            seqs = list(self.claimed)
             leases = self._leases(reader, seqs)
             for seq in seqs:
                 if seq not in leases and seq not in self._window:
-                    self.pop(seq, None)
-        return max(0, min(limit, self.spec.max_in_flight - len(self)))
+                    self.claimed.pop(seq, None)
+        return max(0, min(limit, self.spec.max_in_flight - len(self.claimed)))
 
     def _suspect_until_ms(self, reader: Reader) -> int | None:
         """When the suspect in flight here times out; None if there is none, and another may be claimed."""
         suspect = self.suspect
-        return None if suspect is None or suspect not in self else self._leases(reader, [suspect]).get(suspect)
+        return None if suspect is None or suspect not in self.claimed else self._leases(reader, [suspect]).get(suspect)
 
     def _next_due_ms(self, reader: Reader) -> int | None:
         """When the next row can be claimed."""
         until_ms = self._suspect_until_ms(reader)
         due_ms = reader.next_due_ms(self.id, suspects=until_ms is None)
-        return min((ms for ms in (due_ms, until_ms) if ms is not None), default=None)
+        if due_ms is None or until_ms is None:
+            return until_ms if due_ms is None else due_ms
+        return min(due_ms, until_ms)
 
     def _leases(self, reader: Reader, seqs: Collection[int]) -> dict[int, int]:
         """When those time out that have a row which is still of their delivery here."""
         now_ms, rows = self._clock.now_ms(), reader.deliveries(self.id, seqs)
-        held = ((row, self.get(seq)) for seq, row in rows.items() if row.due_ms > now_ms)
+        held = ((row, self.claimed.get(seq)) for seq, row in rows.items() if row.due_ms > now_ms)
         return {row.seq: row.due_ms for row, claimed in held if claimed is not None and claimed.token == row.token}
 
     # --- claiming -----------------------------------------------------------------------------------------------
@@ -159,10 +160,10 @@ class InFlight(dict[int, Claimed], ABC):
 
         def take_back() -> None:
             for seq in added:
-                self.pop(seq, None)
+                self.claimed.pop(seq, None)
 
         hooks.append(take_back)
-        self.update(added)
+        self.claimed.update(added)
 
     # --- settling -----------------------------------------------------------------------------------------------
 
@@ -187,16 +188,16 @@ class InFlight(dict[int, Claimed], ABC):
         writer.save_subscription(renewed(record, now_ms, **changes))
 
     def _remove(self, hooks: TransactionHooks, seqs: Collection[int]) -> None:
-        if len(self) >= self.spec.max_in_flight or (self.suspect is not None and self.suspect in seqs):
+        if len(self.claimed) >= self.spec.max_in_flight or (self.suspect is not None and self.suspect in seqs):
             hooks.then.append(self._waiter.wake)  # a taker may wait for room, or for the suspect to be settled
-        removed = {seq: self.pop(seq) for seq in seqs if seq in self}
-        hooks.append(lambda: self.update(removed))
+        removed = {seq: self.claimed.pop(seq) for seq in seqs if seq in self.claimed}
+        hooks.append(lambda: self.claimed.update(removed))
 
     def _check(self, reader: Reader, claimed: Collection[Claimed], *, strict: bool) -> tuple[Collection[Claimed], Rows]:
         """Those that are in flight here, and the rows of those that are not in the window. `strict`: an error if one of
         them is not in flight. An earlier delivery of a message is not, even if it has the same token and attempt: the
         message may have been dead-lettered and redriven since."""
-        lost = [each for each in claimed if self.get(each.message.seq, each) is not each]
+        lost = [each for each in claimed if self.claimed.get(each.message.seq, each) is not each]
         window = self._window.open
         in_rows = (
             [each for each in claimed if each.attempt > 1 or each.message.seq not in window] if window else claimed

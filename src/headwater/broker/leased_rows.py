@@ -70,7 +70,7 @@ class LeasedRows(InFlight):
         is_full = is_dense and result.size == plan.room
         self._expects_more = is_full and self.spec.is_in_seq_order and not self._filter_takes_time
         hooks.then.append(partial(self._advance, result.record.window.delivered, now_ms + self.spec.ack_wait_ms))
-        return result._replace(look_again=result.look_again or was_outrun)
+        return result._replace(look_again=True) if was_outrun else result
 
     def _advance(self, delivered: int, deadline_ms: int) -> None:
         self._deadline_ms = deadline_ms if self._deadline_ms is None else min(deadline_ms, self._deadline_ms)
