@@ -273,8 +273,7 @@ def read_shape(shell: Shell) -> DatabaseShape:
 
 async def require_shape(path: str) -> DatabaseShape:
     """Raises NotADatabaseError if the file is missing or empty. Ends soon when cancelled."""
-    stop = threading.Event()
-    shape = await stoppable(asyncio.to_thread(shape_of, path, stop), stop)
+    shape = await stoppable(lambda stop: shape_of(path, stop))
     if shape is None:
         is_there = os.path.exists(path)
         raise NotADatabaseError(
@@ -304,10 +303,9 @@ async def settle(path: str) -> None:
     path = os.path.realpath(path)
     if not any(os.path.exists(path + end) for end in SIDECARS):
         return
-    stop = threading.Event()
-    asyncio.get_running_loop().call_later(SETTLING_S_MAX, stop.set)
     with contextlib.suppress(HeadwaterError, OSError):
-        await stoppable(asyncio.to_thread(_settle, path, stop), stop)
+        async with asyncio.timeout(SETTLING_S_MAX):
+            await stoppable(lambda stop: _settle(path, stop))
 
 
 def _settle(path: str, stop: threading.Event) -> None:

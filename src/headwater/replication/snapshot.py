@@ -64,9 +64,8 @@ def snapshot(path: str, into: str, stop: threading.Event | None = None) -> Snaps
 
 async def take_snapshot(path: str, into: str) -> Snapshot:
     """The same on a thread. When cancelled, it ends soon and leaves no file."""
-    stop = threading.Event()
     try:
-        return await stoppable(asyncio.to_thread(snapshot, path, into, stop), stop)
+        return await stoppable(lambda stop: snapshot(path, into, stop))
     except asyncio.CancelledError:
         remove_database(into)
         raise

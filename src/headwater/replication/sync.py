@@ -246,15 +246,13 @@ async def copy(source: str, target: str, progress: OnProgress | None = None, *, 
     started_s = time.monotonic()
     if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
         raise InvalidOptionError("source and target are the same file", where=target, next="Name another target")
-    shape, stop = await require_shape(source), threading.Event()
-    there = await stoppable(asyncio.to_thread(shape_of, target, stop), stop)
+    shape = await require_shape(source)
+    there = await stoppable(lambda stop: shape_of(target, stop))
     page_size, pages = shape.page_size, shape.pages
     size = page_size * pages
     stream, received = OriginStream(page_size), 0
     is_same_size = there is not None and there.page_size == page_size
-    is_first_page_same = is_same_size and await stoppable(
-        asyncio.to_thread(_have_same_first_page, source, target, stop), stop
-    )
+    is_first_page_same = is_same_size and await stoppable(lambda stop: _have_same_first_page(source, target, stop))
 
     def on_progress(sent: int, received: int) -> None:
         if progress is not None:

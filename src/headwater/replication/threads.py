@@ -21,29 +21,31 @@ class Threads:
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="headwater-replicas")
 
     async def do(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        return await self.do_or_undo(lambda _: None, work, *args, **options)
+        return await _to_its_end(self._run(work, *args, **options))
 
     async def do_or_undo(
         self, undo: Callable[[T], None], work: Callable[P, T], *args: P.args, **options: P.kwargs
     ) -> T:
         """`undo` is called with the result if the caller was cancelled meanwhile."""
-        loop = asyncio.get_running_loop()
-        doing = loop.run_in_executor(self._pool, lambda: work(*args, **options))
+        doing = self._run(work, *args, **options)
         try:
-            return await asyncio.shield(doing)
+            return await _to_its_end(doing)
         except asyncio.CancelledError:
-            await wait_out(doing)
             if not doing.cancelled() and doing.exception() is None:
-                await wait_out(loop.run_in_executor(self._pool, undo, doing.result()))
+                await wait_out(self._run(undo, doing.result()))
             raise
+
+    def _run(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._pool, functools.partial(work, *args, **options))
 
     def close(self) -> None:
         self._pool.shutdown(wait=False)
 
 
-async def stoppable(work: Coroutine[Any, Any, T], stop: threading.Event) -> T:
-    """Await work on a thread that heeds `stop`, which is set when this is cancelled."""
-    working = asyncio.ensure_future(work)
+async def stoppable(work: Callable[[threading.Event], T]) -> T:
+    """Run on a thread work that heeds an event, which is set when this is cancelled."""
+    stop = threading.Event()
+    working = asyncio.ensure_future(asyncio.to_thread(work, stop))
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
@@ -53,15 +55,21 @@ async def stoppable(work: Coroutine[Any, Any, T], stop: threading.Event) -> T:
 
 
 async def thread_to_its_end(work: Callable[P, T], *values: P.args, **named: P.kwargs) -> T:
-    """For work that writes: when this is cancelled, however often, it still waits, because the caller then removes the
-    files that the thread works with, and reports the outcome."""
-    # Not a task, which others could cancel.
-    working = asyncio.get_running_loop().run_in_executor(None, functools.partial(work, *values, **named))
+    """For work that writes: a cancelled caller waits for its end, because it then removes the files that the thread
+    works with, and reports the outcome."""
+    loop = asyncio.get_running_loop()
+    return await _to_its_end(loop.run_in_executor(None, functools.partial(work, *values, **named)))
+
+
+async def _to_its_end(working: asyncio.Future[T]) -> T:
+    """The result of a thread, which is waited for however often the caller is cancelled. Not a task, which others could
+    cancel."""
     try:
         await asyncio.wait({working})
     except asyncio.CancelledError:
         await wait_out(working)
-        working.exception()  # retrieved, so that asyncio does not log it
+        if not working.cancelled():
+            working.exception()  # retrieved, so that asyncio does not log it
         raise
     return working.result()
 
