@@ -52,28 +52,26 @@ class RsyncProcess:
         self._where = where or database
         self._error_type = ERROR if role == "--origin" else REPLICA_ERROR
         self._last_output = b""
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-        with contextlib.ExitStack() as of_the_child, contextlib.ExitStack() as ours:
+        self._waiting: dict[IO[bytes], asyncio.Future[None]] = {}
+        databases = [database, "x"] if role == "--origin" else ["x", database]
+        with contextlib.ExitStack() as failed:
             # A file: a pipe that is not read could fill.
-            self._stderr: IO[bytes] = ours.enter_context(tempfile.TemporaryFile())
-            child_in, self._input = os.pipe()
-            of_the_child.callback(os.close, child_in)
-            ours.callback(os.close, self._input)
-            self._output, child_out = os.pipe()
-            of_the_child.callback(os.close, child_out)
-            ours.callback(os.close, self._output)
-            for pipe in (self._input, self._output):
-                os.set_blocking(pipe, False)
-                _enlarge(pipe)
-            databases = [database, "x"] if role == "--origin" else ["x", database]
+            self._stderr: IO[bytes] = failed.enter_context(tempfile.TemporaryFile())
             self._process = start(
                 [tool_path("sqlite3_rsync"), role, *databases],
-                stdin=child_in,
-                stdout=child_out,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=self._stderr,
+                bufsize=0,
                 **limits,
             )
-            ours.pop_all()  # they stay open
+            failed.pop_all()  # it stays open
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        for pipe in (self._input, self._output):
+            os.set_blocking(pipe.fileno(), False)
+            _enlarge(pipe)
 
     @classmethod
     async def origin(cls, path: str) -> RsyncProcess:
@@ -91,10 +89,10 @@ class RsyncProcess:
     async def read(self) -> bytes:
         """The next part of its output; empty at the end."""
         while True:
-            if self._output < 0:
+            if self._output.closed:
                 return b""
             try:
-                data = os.read(self._output, READ_BYTES)
+                data = os.read(self._output.fileno(), READ_BYTES)
             except BlockingIOError:
                 await self._ready(self._output, self._loop.add_reader)
                 continue
@@ -106,15 +104,15 @@ class RsyncProcess:
     async def write(self, data: bytes) -> None:
         """Write to its input. Data for a process that has exited is dropped: `wait` raises why it did."""
         rest = memoryview(data)
-        while rest and self._input >= 0:
+        while rest and not self._input.closed:
             try:
-                rest = rest[os.write(self._input, rest) :]
+                rest = rest[os.write(self._input.fileno(), rest) :]
             except BlockingIOError:
                 await self._ready(self._input, self._loop.add_writer)
             except BrokenPipeError:
                 self.close_input()
 
-    async def _ready(self, pipe: int, add: Callable[[int, Callable[[], None]], None]) -> None:
+    async def _ready(self, pipe: IO[bytes], add: Callable[[IO[bytes], Callable[[], None]], None]) -> None:
         waiting = self._waiting[pipe] = self._loop.create_future()
         add(pipe, lambda: None if waiting.done() else waiting.set_result(None))
         try:
@@ -122,23 +120,24 @@ class RsyncProcess:
         finally:
             self._stop_waiting(pipe)
 
-    def _stop_waiting(self, pipe: int) -> None:
+    def _stop_waiting(self, pipe: IO[bytes]) -> None:
         """Once only: after the pipe is closed, its number may belong to another one."""
         waiting = self._waiting.pop(pipe, None)
         if waiting is not None:
-            (self._loop.remove_writer if pipe == self._input else self._loop.remove_reader)(pipe)
+            (self._loop.remove_writer if pipe is self._input else self._loop.remove_reader)(pipe)
             if not waiting.done():
                 waiting.set_result(None)
 
     @property
     def is_input_closed(self) -> bool:
-        return self._input < 0
+        return self._input.closed
 
     def close_input(self) -> None:
-        if self._input >= 0:
-            self._stop_waiting(self._input)
-            os.close(self._input)
-            self._input = -1
+        self._close(self._input)
+
+    def _close(self, pipe: IO[bytes]) -> None:
+        self._stop_waiting(pipe)
+        pipe.close()
 
     async def wait(self) -> None:
         """Wait for its exit; raises ReplicationFailedError with its error, if it had one."""
@@ -181,15 +180,12 @@ class RsyncProcess:
         await asyncio.to_thread(self._process.wait)
 
     def _close_pipes(self) -> None:
-        self.close_input()
-        if self._output >= 0:
-            self._stop_waiting(self._output)
-            os.close(self._output)
-            self._output = -1
+        self._close(self._input)
+        self._close(self._output)
         self._stderr.close()
 
 
-def _enlarge(pipe: int) -> None:
+def _enlarge(pipe: IO[bytes]) -> None:
     resize = getattr(fcntl, "F_SETPIPE_SZ", None)
     if resize is not None:
         with contextlib.suppress(OSError):  # over the limit of this user: only slower
