@@ -127,6 +127,21 @@ class Subscription:
                 await self._wake.wait()
         self._wake.clear()
 
+    async def run(self) -> None:
+        """Ends after `stop`; a permanent error is raised."""
+        connecting = asyncio.create_task(self.keep_connected())
+        try:
+            await self.follow()
+        finally:
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+        if self._error is not None:
+            raise self._error
+
+    async def follow(self) -> None:
+        """Push or pull until `stop` is called."""
+        raise NotImplementedError
+
     # --- the connection -----------------------------------------------------------------------------------------
 
     async def keep_connected(self) -> None:
@@ -178,14 +193,7 @@ class Subscription:
             self.on_connected(info)
             return
         word, _, rest = frame.partition(" ")
-        if word == LATEST and rest.isdecimal() and len(rest) <= VERSION_DIGITS_MAX:
-            self.on_version(int(rest))
-        elif word == CLAIM and not rest:
-            self.on_granted()
-        elif word == CLAIM:
-            self.on_claimed(_ms(rest))
-        elif word == RELEASE:
-            self.on_released()
+        self.on_word(word, rest)
 
     async def _send(self, word: str, span_ms: int | None = None) -> None:
         """Does nothing while disconnected: `on_disconnected` was called."""
@@ -203,13 +211,8 @@ class Subscription:
         """Called for the first of several failures in a row."""
         logger.debug(NOT_CONNECTED, self._remote.key, error)
 
-    def on_version(self, number: int) -> None: ...
-
-    def on_granted(self) -> None: ...
-
-    def on_claimed(self, span_ms: int) -> None: ...
-
-    def on_released(self) -> None: ...
+    def on_word(self, word: str, rest: str) -> None:
+        """A frame of the server: a version, a claim, a release."""
 
 
 def _ms(text: str) -> int:
@@ -234,8 +237,7 @@ Watch = Callable[[str, Callable[[], object]], Watcher]
 
 
 class PushSubscription(Subscription):
-    """Pushes at the start, and then when the timers are due. `run()` ends after `stop()`, or raises a permanent
-    error."""
+    """Pushes at the start, and then when the timers are due."""
 
     def __init__(
         self,
@@ -266,11 +268,9 @@ class PushSubscription(Subscription):
         self._pushed_bytes: int | None = None  # by the last push
         self._was_cut_off = False  # the last push: its result is unknown
 
-    async def run(self) -> None:
-        """Push until `stop` is called. A permanent error ends it and is raised."""
+    async def follow(self) -> None:
         loop = asyncio.get_running_loop()
         watcher = self._watch(self._local, lambda: loop.call_soon_threadsafe(self._wrote))
-        connecting = asyncio.create_task(self.keep_connected())
         try:
             await asyncio.to_thread(watcher.start)
             while not self._stopping:
@@ -279,11 +279,8 @@ class PushSubscription(Subscription):
         finally:
             if self._pushing is not None:
                 self._pushing.cancel()
-            connecting.cancel()
-            await asyncio.gather(connecting, *([self._pushing] if self._pushing else []), return_exceptions=True)
+                await asyncio.gather(self._pushing, return_exceptions=True)
             await asyncio.to_thread(watcher.stop)
-        if self._error is not None:
-            raise self._error
 
     def push_soon(self) -> None:
         """Without waiting for the timers; with `coordinate`, at the next turn. Call it on the event loop."""
@@ -393,20 +390,17 @@ class PushSubscription(Subscription):
         self._schedule.disconnected(_now_ms())
         self._wake.set()
 
-    def on_version(self, number: int) -> None:
-        logger.debug("version %d is the newest of %s", number, self._remote.key)
-
-    def on_granted(self) -> None:
-        self._schedule.granted(_now_ms())
-        self._wake.set()
-
-    def on_claimed(self, span_ms: int) -> None:
-        logger.debug("another client pushes %s within %.1f s", self._remote.key, span_ms / 1000)
-        self._schedule.claimed_by_other(_now_ms(), span_ms)
-        self._wake.set()
-
-    def on_released(self) -> None:
-        self._schedule.released_by_other(_now_ms())
+    def on_word(self, word: str, rest: str) -> None:
+        if word == LATEST:
+            logger.debug("version %s is the newest of %s", plain(rest), self._remote.key)
+        elif word == RELEASE:
+            self._schedule.released_by_other(_now_ms())
+        elif word == CLAIM and not rest:
+            self._schedule.granted(_now_ms())
+        elif word == CLAIM:
+            span_ms = _ms(rest)
+            logger.debug("another client pushes %s within %.1f s", self._remote.key, span_ms / 1000)
+            self._schedule.claimed_by_other(_now_ms(), span_ms)
         self._wake.set()
 
 
@@ -429,28 +423,33 @@ class PullSubscription(Subscription):
         self._have = 0
         self._replica_id: str | None = None  # of the local copy
         self._is_first_version = True  # of a connection: it may be known already
+        self._pulling: asyncio.Task[Outcome] | None = None
 
-    async def run(self) -> None:
-        connecting = asyncio.create_task(self.keep_connected())
+    def stop(self) -> None:
+        super().stop()
+        if self._pulling is not None:
+            self._pulling.cancel()  # a cancelled pull leaves the copy as it was
+
+    async def follow(self) -> None:
         failures = 0
-        try:
-            while not self._stopping:
-                if self._newest > self._have:
-                    failures = 0 if await self._pull() else failures + 1
-                if self._newest > self._have:
-                    await self._wait(backoff_ms(BACKOFF, max(failures, 1), random.random()) / 1000)
-                elif not self._stopping:
-                    await self._wait(None)
-        finally:
-            connecting.cancel()
-            await asyncio.gather(connecting, return_exceptions=True)
-        if self._error is not None:
-            raise self._error
+        while not self._stopping:
+            if self._newest > self._have:
+                failures = 0 if await self._pull() else failures + 1
+                self._wake.clear()  # what came during the pull is looked at now
+            if not self._stopping:
+                is_behind = self._newest > self._have
+                await self._wait(backoff_ms(BACKOFF, max(failures, 1), random.random()) / 1000 if is_behind else None)
 
     async def _pull(self) -> bool:
-        pulling = asyncio.create_task(pull(self._remote, self._local, self._options, self._on_progress))
+        newest, task = self._newest, asyncio.current_task()
+        assert task is not None
+        self._pulling = asyncio.create_task(pull(self._remote, self._local, self._options, self._on_progress))
         try:
-            outcome = await self._unless_stopped(pulling)
+            outcome = await self._pulling
+        except asyncio.CancelledError:
+            if task.cancelling() or not self._stopping:
+                raise
+            return False
         except (HeadwaterError, OSError) as exc:
             transient: tuple[type[Exception], ...] = TRANSIENT_PULL_ERRORS
             if self._replica_id is not None:
@@ -459,31 +458,13 @@ class PullSubscription(Subscription):
                 raise
             self._report_failure(exc, "the pull failed and will be tried again: %s", exc)
             return False
-        if outcome is not None:
-            self._have = outcome.version or self._newest
-            self._replica_id = SyncState(self._local).load(self._remote).replica_id
-            self._on_outcome(outcome)
-        return True
-
-    async def _unless_stopped(self, work: asyncio.Task[Outcome]) -> Outcome | None:
-        """The outcome; None when `stop()` came first. A cancelled pull leaves the copy as it was."""
-        try:
-            while not work.done():
-                waiting = asyncio.create_task(self._wake.wait())
-                try:
-                    await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    waiting.cancel()
-                if work.done():
-                    break
-                if self._stopping:
-                    return None
-                self._wake.clear()
-            return work.result()
         finally:
-            if not work.done():
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+            self._pulling = None
+        if self._newest >= newest:  # otherwise the replica was made anew during the pull, and is behind once more
+            self._have = outcome.version or newest
+        self._replica_id = SyncState(self._local).load(self._remote).replica_id
+        self._on_outcome(outcome)
+        return True
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -495,7 +476,10 @@ class PullSubscription(Subscription):
     def on_connection_down(self, error: Exception) -> None:
         self._report_failure(error, NOT_CONNECTED, self._remote.key, error)
 
-    def on_version(self, number: int) -> None:
+    def on_word(self, word: str, rest: str) -> None:
+        if word != LATEST or not rest.isdecimal() or len(rest) > VERSION_DIGITS_MAX:
+            return
+        number = int(rest)
         # Numbers only grow: the replica was made anew, or a pull overtook the announcement and is repeated.
         if number < self._have or (number == self._have and not self._is_first_version):
             self._have = 0
@@ -516,80 +500,60 @@ class ErrorReport(msgspec.Struct, frozen=True):
     """Seconds since the first of the failed pushes."""
 
 
-class PendingReport:
-    """The newest error report that is not sent yet. Pure: times are passed in.
+class Reporter:
+    """Sends error reports to the server of a push subscription: its terminal may go unread for weeks.
 
     A push that was cut off and a conflict are always reported; an error that often passes by itself, like a network
-    failure, when it has lasted five minutes."""
-
-    def __init__(self) -> None:
-        self._failing_since_ms: int | None = None
-        self._long_failure_reported = False
-        self.pending: ErrorReport | None = None
-
-    def note_failure(self, now_ms: int, error: str, kind: ReportKind) -> None:
-        if self._failing_since_ms is None:
-            self._failing_since_ms = now_ms
-        failing_ms = now_ms - self._failing_since_ms
-        if kind in ("network", "local"):  # which often pass by themselves
-            if failing_ms < REPORT_AFTER_MS or self._long_failure_reported:
-                return
-            self._long_failure_reported = True
-        self.pending = ErrorReport(kind, error[:REPORT_CHARS_MAX], failing_ms / 1000)
-
-    def note_success(self) -> None:
-        self._failing_since_ms = None
-        self._long_failure_reported = False
-
-    def sent(self, report: ErrorReport) -> None:
-        if self.pending is report:
-            self.pending = None
-
-
-class Reporter:
-    """Sends error reports to the server of a push subscription: its terminal may go unread for weeks."""
+    failure, when it has lasted five minutes. Only the newest report waits until it can be sent."""
 
     def __init__(self, remote: Remote, key: str | None, ca: str | None) -> None:
         self._remote = remote
         self._key = key
         self._ca = ca
-        self._reports = PendingReport()
+        self._failing_since_ms: int | None = None
+        self._long_failure_reported = False
+        self._pending: ErrorReport | None = None
         self._sending: asyncio.Task[None] | None = None
-        self._tried: ErrorReport | None = None
 
     def note_failure(self, now_ms: int, error: BaseException) -> None:
-        self._reports.note_failure(now_ms, str(error), kind_of(error))
+        if self._failing_since_ms is None:
+            self._failing_since_ms = now_ms
+        failing_ms = now_ms - self._failing_since_ms
+        kind = kind_of(error)
+        passes = kind in ("network", "local")
+        if not passes or (failing_ms >= REPORT_AFTER_MS and not self._long_failure_reported):
+            self._long_failure_reported = self._long_failure_reported or passes
+            self._pending = ErrorReport(kind, str(error)[:REPORT_CHARS_MAX], failing_ms / 1000)
         self._send_soon()
 
     def note_success(self) -> None:
-        self._reports.note_success()
+        self._failing_since_ms = None
+        self._long_failure_reported = False
         self._send_soon()
 
     async def flush(self) -> None:
-        """Try to send the newest one once; a report in flight may be older."""
+        """Try to send the newest one once."""
         self._send_soon()
-        while self._sending is not None:
+        if self._sending is not None:
             await asyncio.gather(self._sending, return_exceptions=True)
-            if self._reports.pending is not self._tried:
-                self._send_soon()
 
     def _send_soon(self) -> None:
-        if self._reports.pending is not None and self._sending is None:
-            self._tried = self._reports.pending
-            self._sending = asyncio.create_task(self._send(self._tried))
-            self._sending.add_done_callback(self._sent)
+        if self._pending is not None and (self._sending is None or self._sending.done()):
+            self._sending = asyncio.create_task(self._send())
 
-    def _sent(self, task: asyncio.Task[None]) -> None:
-        self._sending = None
-
-    async def _send(self, report: ErrorReport) -> None:
-        try:
-            body = msgspec.json.encode(report)
-            await asyncio.to_thread(http_request, http_url(self._remote), key=self._key, ca=self._ca, body=body)
-        except HeadwaterError as exc:
-            logger.debug("the error report could not be sent: %s", exc)
-        else:
-            self._reports.sent(report)
+    async def _send(self) -> None:
+        """Until none is left that was not tried."""
+        tried = None
+        while self._pending is not tried:
+            tried = self._pending
+            try:
+                body = msgspec.json.encode(tried)
+                await asyncio.to_thread(http_request, http_url(self._remote), key=self._key, ca=self._ca, body=body)
+            except HeadwaterError as exc:
+                logger.debug("the error report could not be sent: %s", exc)
+            else:
+                if self._pending is tried:
+                    self._pending = tried = None
 
 
 def kind_of(error: BaseException) -> ReportKind:

@@ -1,6 +1,7 @@
 """A copy that stays up to date."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -11,12 +12,35 @@ from served import RunningServer
 from websockets.asyncio.server import ServerConnection, serve
 
 import headwater
+from headwater.delivery.retry import RetryPolicy
 from headwater.errors import InvalidOptionError, UnsyncedChangesError
 from headwater.ports.clock import SystemClock
+from headwater.replication import subscription
 from headwater.replication.host.store import ReplicaStore
 from headwater.replication.host.versions import VersionRetention
-from headwater.replication.names import ReplicaName
+from headwater.replication.names import Remote, ReplicaName
+from headwater.replication.outcome import Callbacks, Outcome, TransferOptions
+from headwater.replication.protocol import LATEST
+from headwater.replication.subscription import PullSubscription
 from headwater.replication.sync_state import SyncState
+
+OUTCOME = partial(
+    Outcome,
+    kind="pull",
+    local="copy.db",
+    remote="shop/app.db",
+    is_new=True,
+    base=None,
+    size=512,
+    pages=1,
+    page_size=512,
+    sent=0,
+    received=512,
+    seconds=0.0,
+    changed_pages=1,
+    dbhash=None,
+    dry=False,
+)
 
 
 async def push(database: Database, remote: str) -> None:
@@ -119,6 +143,32 @@ async def test_a_replica_made_anew_with_the_same_number_is_pulled(
             proxy.accept()
             assert (await running.next()).version == 1
     assert names_in(copy) == ["made anew"]
+
+
+async def test_a_replica_made_anew_during_a_pull_is_pulled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled: list[int | None] = []
+    versions = iter((5, 1))
+
+    async def pull(*_: object) -> Outcome:
+        version = next(versions)
+        if version == 5:  # it was removed and made anew meanwhile
+            following.on_word(LATEST, "1")
+        return OUTCOME(version=version)
+
+    def note(outcome: Outcome) -> None:
+        pulled.append(outcome.version)
+        if len(pulled) == 2:
+            following.stop()
+
+    monkeypatch.setattr(subscription, "pull", pull)
+    monkeypatch.setattr(subscription, "BACKOFF", RetryPolicy(base_ms=1, factor=1.0, cap_ms=1, jitter=0.0))
+    remote = Remote("ws://127.0.0.1:1", ReplicaName("shop", "app.db"))
+    options = TransferOptions(client_id="here:1")
+    following = PullSubscription(str(tmp_path / "copy.db"), remote, options, Callbacks(note), {})
+    following.on_word(LATEST, "5")
+    async with asyncio.timeout(PATIENCE_S):
+        await following.run()
+    assert pulled == [5, 1]
 
 
 async def test_another_sync_of_the_copy_is_waited_for(

@@ -17,7 +17,7 @@ from headwater.errors import VersionConflictError
 from headwater.replication import schedule
 from headwater.replication.names import Remote, place_of
 from headwater.replication.outcome import Callbacks, TransferOptions
-from headwater.replication.protocol import SubscribeInfo
+from headwater.replication.protocol import CLAIM, RELEASE, SubscribeInfo
 from headwater.replication.subscription import PushSubscription, Subscription
 from headwater.replication.timers import Timers
 
@@ -35,11 +35,11 @@ class Overheard(Subscription):
     def on_connected(self, info: SubscribeInfo) -> None:
         self.words.put_nowait("connected")
 
-    def on_claimed(self, span_ms: int) -> None:
-        self.words.put_nowait("claimed")
-
-    def on_released(self) -> None:
-        self.words.put_nowait("released")
+    def on_word(self, word: str, rest: str) -> None:
+        if word == CLAIM and rest:
+            self.words.put_nowait("claimed")
+        elif word == RELEASE:
+            self.words.put_nowait("released")
 
 
 @pytest.fixture
