@@ -164,10 +164,11 @@ def settle(watcher: DatabaseWatcher, looks_before: int) -> None:
     assert watcher.settled.wait(WAIT_S)
 
 
-def wait_until_gone(watcher: DatabaseWatcher) -> None:
+def wait_until(watcher: DatabaseWatcher, *, is_watching: bool) -> None:
+    """A write is reported also while the database is locked, and cannot be watched yet."""
     deadline = time.monotonic() + WAIT_S
-    while watcher.is_watching:
-        assert time.monotonic() < deadline, "it still watches"
+    while watcher.is_watching != is_watching:
+        assert time.monotonic() < deadline, f"is_watching stays {not is_watching}"
         watcher.settled.wait(0.01)
         os.sched_yield()
 
@@ -380,11 +381,11 @@ def test_a_database_deleted_and_made_again_is_reported_and_watched(
     writer("close")
     for file in path.parent.glob("app.db*"):
         file.unlink(missing_ok=True)  # the watcher empties the -wal file at the same time
-    wait_until_gone(watcher)
+    wait_until(watcher, is_watching=False)
     writer("open")
     prepared(writer, mode)
     ear.wait_for("write")
-    assert watcher.is_watching
+    wait_until(watcher, is_watching=True)
     looks = watcher.looks
     writer("INSERT INTO t VALUES (1)")
     settle(watcher, looks)
@@ -395,12 +396,12 @@ def test_a_database_deleted_and_made_again_is_reported_and_watched(
 
 def test_a_database_that_is_not_there_yet_is_waited_for(path: Path, start: Start) -> None:
     watcher, ear = start()
-    wait_until_gone(watcher)
+    wait_until(watcher, is_watching=False)
     writer = Writer(path)
     prepared(writer)
     ear.wait_for("write")
     writer.end()
-    assert watcher.is_watching
+    wait_until(watcher, is_watching=True)
 
 
 def test_a_directory_that_goes_away_is_reported_and_waited_for(tmp_path: Path, start: Start) -> None:
@@ -411,7 +412,7 @@ def test_a_directory_that_goes_away_is_reported_and_waited_for(tmp_path: Path, s
     watcher, ear = start(directory / "app.db")
     writer.end()
     directory.rename(tmp_path / "elsewhere")
-    wait_until_gone(watcher)
+    wait_until(watcher, is_watching=False)
     directory.mkdir()
     writer = Writer(directory / "app.db")
     prepared(writer)
