@@ -112,7 +112,7 @@ class ReplicaEndpoint:
         except BaseException:
             threads.close()
             raise
-        announcer = VersionAnnouncer(store.catalogue, server.publish, threads.do)
+        announcer = VersionAnnouncer(store.catalogue, server.publish, threads)
         self._needs_token = server.needs_token
         self._audit = server.audit
         self._slots = Slots(self._limits)

@@ -12,12 +12,14 @@ from headwater.errors import HeadwaterError
 from headwater.replication.host.catalogue import Catalogue, Replica, Totals, Version, version_document
 from headwater.replication.host.session import Abort
 from headwater.replication.protocol import SessionKind
+from headwater.replication.threads import Threads
 from headwater.server.mount import Publish
 
 if TYPE_CHECKING:
     from headwater.server.pages import Metrics
 
 PUBLISH_S_MAX = 10.0  # that a push waits for its message; the version stands, and the message comes later
+TOO_LONG = "it took too long"
 
 logger = logging.getLogger("headwater")
 BACKOFF = RetryPolicy(base_ms=1_000, factor=2.0, cap_ms=60_000, jitter=0.0)
@@ -35,68 +37,63 @@ class VersionAnnouncer:
     The message has an id of its own: if the server is killed after publishing it, it is published again and stored
     once."""
 
-    def __init__(self, catalogue: Catalogue, publish: Publish, on_thread: Callable[..., Awaitable[object]]) -> None:
+    def __init__(self, catalogue: Catalogue, publish: Publish, threads: Threads) -> None:
         self._catalogue = catalogue
         self._publish = publish
-        self._on_thread = on_thread
+        self._threads = threads
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()
 
     async def announce(self, replica: Replica, version: Version) -> None:
         """Announce it, after older versions of its replica: the log has them in order. Never raises: `run` tries again
         what cannot be published now."""
-        details = {"replica": replica.name.path, "version": version.number}
-        late = "version %(version)d of %(replica)s is not announced yet: %(why)s"
-        if not await self._try_to_announce(logging.WARNING, late, details, within_s=PUBLISH_S_MAX):
+        try:
+            async with asyncio.timeout(PUBLISH_S_MAX):
+                why = await self._announce_all()
+        except TimeoutError:
+            why = TOO_LONG
+        if why:
+            details = {"replica": replica.name.path, "version": version.number, "why": why}
+            logger.warning("version %(version)d of %(replica)s is not announced yet: %(why)s", details)
             self._wake.set()
 
     async def run(self) -> None:
         """Announce, until cancelled, what the last run of the server left, and what failed since."""
         failures = 0
         while True:
-            if await self._try_to_announce(logging.DEBUG, "announcing will be tried again: %(why)s", {}):
+            if why := await self._announce_all():
+                logger.debug("announcing will be tried again: %s", why)
+            else:
                 failures = 0
                 await self._wake.wait()
             self._wake.clear()
             failures += 1
             await asyncio.sleep(backoff_ms(BACKOFF, failures, 0.0) / 1000)
 
-    async def _try_to_announce(
-        self, level: int, text: str, details: dict[str, object], *, within_s: float | None = None
-    ) -> bool:
-        """`text`, with `details` and `why`, is logged at the level if it fails in a way that passes by itself."""
+    async def _announce_all(self) -> str:
+        """Returns why the first one failed, after all replicas were tried; empty if none did."""
+        failed: dict[str, str] = {}
         try:
-            async with asyncio.timeout(within_s):
-                await self._announce_all()
-        except (HeadwaterError, TimeoutError) as exc:
-            logger.log(level, text, {**details, "why": str(exc) or "it took too long"})
-        except Exception:
+            async with self._turn:
+                for replica, version in await self._threads.do(self._catalogue.unannounced):
+                    if replica.id in failed:
+                        continue
+                    try:
+                        await self._announce(replica, version)
+                    except (HeadwaterError, TimeoutError) as exc:
+                        failed[replica.id] = str(exc) or TOO_LONG
+        except HeadwaterError as exc:  # of the catalogue
+            return str(exc)
+        except Exception as exc:
             logger.exception("announcing versions failed, and will be tried again")
-        else:
-            return True
-        return False
-
-    async def _announce_all(self) -> None:
-        """Raises the first error after all replicas were tried."""
-        failed: dict[str, HeadwaterError] = {}
-        async with self._turn:
-            left: list[tuple[Replica, Version]] = []
-            await self._on_thread(lambda: left.extend(self._catalogue.unannounced()))
-            for replica, version in left:
-                if replica.id in failed:
-                    continue
-                try:
-                    await self._announce(replica, version)
-                except HeadwaterError as exc:
-                    failed[replica.id] = exc
-        if failed:
-            raise next(iter(failed.values()))
+            return repr(exc)
+        return next(iter(failed.values()), "")
 
     async def _announce(self, replica: Replica, version: Version) -> None:
         async with asyncio.timeout(PUBLISH_S_MAX):
             document = version_document(replica, version)
             await self._publish(replica.name.topic, document, f"replica-{replica.id}-{version.number}")
-        await self._on_thread(self._catalogue.announced, replica.id, version.number)
+        await self._threads.do(self._catalogue.announced, replica.id, version.number)
 
 
 class ReplicaMetrics:

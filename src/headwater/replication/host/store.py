@@ -60,13 +60,13 @@ from headwater.replication.host.versions import (
     TRIES_MAX,
     Delta,
     OpenedVersion,
-    Sums,
+    Shape,
     VersionRetention,
     open_version,
     refuse_other_count,
     refuse_removed,
+    sha256_of,
     shape_of,
-    sums_of,
     surplus,
     write_delta,
 )
@@ -101,7 +101,8 @@ class Scratch(msgspec.Struct, frozen=True):
 
 
 class _Checked(NamedTuple):
-    sums: Sums
+    shape: Shape
+    sha256: str
     delta: Delta | None
 
 
@@ -332,7 +333,7 @@ class ReplicaStore:
 
         with ThreadPoolExecutor(4, thread_name_prefix="headwater-accept") as pool:
             intact = pool.submit(check_integrity, path, constraints=True, stop=stop)
-            sums = pool.submit(sums_of, path, go_on)
+            sha256 = pool.submit(sha256_of, path, go_on)
             delta = None
             if scratch.base:
                 head = self._layout.head(scratch.replica.id, scratch.base)
@@ -341,7 +342,7 @@ class ReplicaStore:
             try:
                 intact.result()
                 synced.result()
-                return _Checked(sums.result(), None if delta is None else delta.result())
+                return _Checked(shape, sha256.result(), None if delta is None else delta.result())
             finally:
                 has_failed.set()
 
@@ -562,7 +563,7 @@ def _check_facts(facts: PushFacts) -> None:
 
 
 def _version(scratch: Scratch, facts: PushFacts, checked: _Checked, now_ms: int) -> Version:
-    shape = checked.sums.shape
+    shape = checked.shape
     return Version(
         number=scratch.base + 1,
         base=scratch.base,
@@ -576,7 +577,7 @@ def _version(scratch: Scratch, facts: PushFacts, checked: _Checked, now_ms: int)
         changed_pages=shape.pages if checked.delta is None else checked.delta.changed,
         wire_bytes=facts.wire_bytes,
         dbhash=facts.dbhash,
-        sha256=checked.sums.sha256,
+        sha256=checked.sha256,
     )
 
 

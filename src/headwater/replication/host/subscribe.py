@@ -213,9 +213,6 @@ class Subscribers:
             if other.coordinates and other.identity != subscriber.identity:
                 other.send(text)
 
-    def is_needed(self) -> bool:
-        return bool(self.subscribers or self.pushes or self.claims.holder(self._clock.now_ms()))
-
 
 class Claim(NamedTuple):
     client: str
@@ -279,8 +276,9 @@ class SubscriberRegistry:
             return
         if subscribers.timer is not None:
             subscribers.timer.cancel()
-        if not subscribers.is_needed() or len(self._by_name) > REPLICAS_MAX:
+        remaining_ms = subscribers.claims.remaining_ms(self._clock.now_ms())
+        if not remaining_ms or len(self._by_name) > REPLICAS_MAX:
             del self._by_name[name]
             return
-        wait_s = max(CLEANUP_S_MIN, subscribers.claims.remaining_ms(self._clock.now_ms()) / 1000)
+        wait_s = max(CLEANUP_S_MIN, remaining_ms / 1000)
         subscribers.timer = asyncio.get_running_loop().call_later(wait_s, self._remove_if_unused, name)

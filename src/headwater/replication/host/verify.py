@@ -28,7 +28,7 @@ from headwater.replication import local_database
 from headwater.replication.host import disk
 from headwater.replication.host.catalogue import Catalogue, Replica
 from headwater.replication.host.disk import Layout
-from headwater.replication.host.versions import OpenedVersion, open_version, refuse_removed, shape_of, sums_of
+from headwater.replication.host.versions import OpenedVersion, open_version, refuse_removed, sha256_of, shape_of
 from headwater.replication.integrity import check_integrity, dbhash
 from headwater.replication.local_database import (
     Shell,
@@ -123,7 +123,7 @@ def _bytes(made: OpenedVersion) -> str:
     shape = shape_of(made.path)
     if shape != (version.page_size, version.pages):
         raise CorruptError(f"it has {shape.pages:,} pages of {shape.page_size:,}, and {version.pages:,} were accepted")
-    if sums_of(made.path).sha256 != version.sha256:
+    if sha256_of(made.path) != version.sha256:
         raise CorruptError("bytes differ from those that were accepted")
     return f"as accepted: {shape.pages:,} pages of {shape.page_size:,} bytes"
 
@@ -202,7 +202,7 @@ def restore(made: OpenedVersion, target: str, *, overwrite: bool = False) -> Non
         try:
             make_private(draft)
             disk.copy(made.path, draft)
-            if sums_of(draft).sha256 != made.version.sha256:
+            if sha256_of(draft) != made.version.sha256:
                 raise CorruptError(
                     f"version {made.version.number} is not as it was accepted",
                     where=made.replica.name.path,

@@ -50,10 +50,9 @@ class Shape(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """`pages` are in it, `bytes` is its size; `changed` is how many pages of the newer version the older one does not
-    have alike. `identical`: nothing but SQLite's change counter differs, and no file was left."""
+    """`bytes` is its size; `changed` is how many pages of the newer version the older one does not have alike.
+    `identical`: nothing but SQLite's change counter differs, and no file was left."""
 
-    pages: int
     bytes: int
     sha256: str
     changed: int
@@ -105,7 +104,7 @@ def write_delta(older: str, newer: str, into: str, before_more: Callable[[], Non
         writing = _DeltaWriter(file, was, before_more, whole=was.page_size != now.page_size)
         if was.page_size != now.page_size:
             writing.add_all(range(was.pages), old)
-            alike, changed, identical = 0, now.pages, False
+            changed, identical = now.pages, False
         else:
             alike, only_counters = _add_differing(writing, old, new, was, now)
             changed = now.pages - alike
@@ -116,7 +115,7 @@ def write_delta(older: str, newer: str, into: str, before_more: Callable[[], Non
             os.fsync(file.fileno())
     if identical:
         disk.remove(into)
-    return Delta(was.pages - alike, size, digest, changed, identical)
+    return Delta(size, digest, changed, identical)
 
 
 def _add_differing(writing: _DeltaWriter, old: BinaryIO, new: BinaryIO, was: Shape, now: Shape) -> tuple[int, bool]:
@@ -301,20 +300,14 @@ class _DeltaReader:
         return CorruptError(why, where=self._delta.path, next="This version cannot be rebuilt; newer ones can")
 
 
-class Sums(msgspec.Struct, frozen=True):
-    sha256: str
-    shape: Shape
-
-
-def sums_of(path: str, before_more: Callable[[], None] = lambda: None) -> Sums:
-    """The hash of every byte of a database, and its shape. `before_more` is called before each block; it may raise to
-    end it."""
-    shape, digest, block = shape_of(path), hashlib.sha256(), bytearray(BLOCK_BYTES)
+def sha256_of(path: str, before_more: Callable[[], None] = lambda: None) -> str:
+    """The hash of every byte of a file. `before_more` is called after each block; it may raise to end it."""
+    digest, block = hashlib.sha256(), bytearray(BLOCK_BYTES)
     with open(path, "rb", buffering=0) as file, memoryview(block) as view:
         while read := file.readinto(block):
             digest.update(view[:read])
             before_more()
-    return Sums(digest.hexdigest(), shape)
+    return digest.hexdigest()
 
 
 # --- reading versions -----------------------------------------------------------------------------------------------
@@ -327,12 +320,12 @@ class OpenedVersion:
     The file at `path` must not be written. `directory` is for temporary files, and is removed with it; None: there was
     no space for one, and `path` is the stored file."""
 
-    def __init__(self, replica: Replica, version: Version, path: str, directory: str | None, lock: int | None) -> None:
+    def __init__(self, replica: Replica, version: Version, path: str, directory: str | None) -> None:
         self.replica = replica
         self.version = version
         self.directory = directory
         self.path = path
-        self._lock = lock
+        self.lock: int | None = None
 
     @property
     def url(self) -> tuple[str, str]:
@@ -342,9 +335,9 @@ class OpenedVersion:
         return directory, f"file:{name}?immutable=1"
 
     def close(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
         if self.directory is not None:
             disk.remove_tree(self.directory)
 
@@ -385,16 +378,23 @@ def refuse_removed(catalogue: Catalogue, replica: Replica, error: HeadwaterError
 
 
 def _materialise(layout: Layout, replica: Replica, chain: list[Version], check: bool) -> OpenedVersion:
-    is_newest = len(chain) == 1
+    version, is_newest = chain[0], len(chain) == 1
     try:
         made = _private_copy(layout, replica, chain)
     except OSError as exc:
         if not is_newest or not disk.is_full(exc):
             raise
-        made = OpenedVersion(replica, chain[0], layout.head(replica.id, chain[0].number), None, None)
+        made = OpenedVersion(replica, version, layout.head(replica.id, version.number), None)
     try:
-        if check:
-            _refuse_damage(made, is_newest=is_newest)
+        is_intact = not check or os.stat(made.path).st_size == version.size
+        if check and is_intact and not is_newest:
+            is_intact = sha256_of(made.path) == version.sha256
+        if not is_intact:
+            raise CorruptError(
+                f"version {version.number} is not as it was accepted",
+                where=replica.name.path,
+                next="On the server, run `headwater replica verify`",
+            )
     except BaseException:
         made.close()
         raise
@@ -403,53 +403,31 @@ def _materialise(layout: Layout, replica: Replica, chain: list[Version], check: 
 
 def _private_copy(layout: Layout, replica: Replica, chain: list[Version]) -> OpenedVersion:
     directory = layout.new_reading(replica.id)
+    made = OpenedVersion(replica, chain[0], os.path.join(directory, FILE), directory)
     os.mkdir(directory, 0o700)
     try:
-        lock = lock_file(os.path.join(directory, LOCK))
-    except OSError:
-        disk.remove_tree(directory)
-        raise
-    if lock is None:  # a starting server is removing it
-        raise FileNotFoundError(2, "removed", directory)
-    made = OpenedVersion(replica, chain[0], os.path.join(directory, FILE), directory, lock)
-    try:
-        _fill_directory(layout, directory, made, chain)
+        made.lock = lock_file(os.path.join(directory, LOCK))
+        if made.lock is None:  # a starting server is removing it
+            raise FileNotFoundError(2, "removed", directory)
+        newest = chain[-1].number
+        if len(chain) == 1:
+            disk.link_or_copy(layout.head(replica.id, newest), made.path)
+            return made
+        # All of them first: from here on no removal affects them.
+        own_head = os.path.join(directory, f"{newest}.db")
+        disk.link_or_copy(layout.head(replica.id, newest), own_head)
+        deltas = []
+        for version in reversed(chain[:-1]):
+            own = os.path.join(directory, f"{version.number}.pages")
+            disk.link_or_copy(layout.delta(replica.id, version.number), own)
+            deltas.append(StoredDelta(own, version.delta_sha256 or "", Shape(version.page_size, version.pages)))
+        rebuild(own_head, deltas, made.path)
+        for path in (own_head, *(delta.path for delta in deltas)):
+            disk.remove(path)
     except BaseException:
         made.close()
         raise
     return made
-
-
-def _fill_directory(layout: Layout, directory: str, made: OpenedVersion, chain: list[Version]) -> None:
-    replica_id, newest = made.replica.id, chain[-1].number
-    head = layout.head(replica_id, newest)
-    if len(chain) == 1:
-        disk.link_or_copy(head, made.path)
-        return
-    # All of them first: from here on no removal affects them.
-    own_head = os.path.join(directory, f"{newest}.db")
-    disk.link_or_copy(head, own_head)
-    deltas = []
-    for version in reversed(chain[:-1]):
-        own = os.path.join(directory, f"{version.number}.pages")
-        disk.link_or_copy(layout.delta(replica_id, version.number), own)
-        deltas.append(StoredDelta(own, version.delta_sha256 or "", Shape(version.page_size, version.pages)))
-    rebuild(own_head, deltas, made.path)
-    for path in (own_head, *(delta.path for delta in deltas)):
-        disk.remove(path)
-
-
-def _refuse_damage(made: OpenedVersion, *, is_newest: bool) -> None:
-    version = made.version
-    damaged = os.stat(made.path).st_size != version.size
-    if not damaged and not is_newest:
-        damaged = sums_of(made.path).sha256 != version.sha256
-    if damaged:
-        raise CorruptError(
-            f"version {version.number} is not as it was accepted",
-            where=made.replica.name.path,
-            next="On the server, run `headwater replica verify`",
-        )
 
 
 # --- retention ------------------------------------------------------------------------------------------------------
