@@ -17,7 +17,7 @@ from headwater.cli.arguments import AsJson, Ca
 from headwater.cli.output import console, note, say, surround_lines, write_document, write_line
 from headwater.cli.parameters import Shared, argument, flag, option
 from headwater.errors import InvalidOptionError, UnauthorizedError
-from headwater.formats import format_duration, format_size, parse_duration
+from headwater.formats import format_duration, format_size
 from headwater.replication.timers import WAIT_IDLE_MS_DEFAULT, Timers
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _work(
 ) -> Iterator[Sync]:
     """What is to be done, in the direction of the command; a refusal by the server says which flags help."""
     from headwater.replication.names import place_of
-    from headwater.replication.sync import Keys, Sync, new_client_id
+    from headwater.replication.sync import Keys, Sync
 
     if verbose:
         _log_more()
@@ -239,7 +239,6 @@ def _work(
             ca=access.ca,
             dry=dry_run,
             overwrite=overwrite,
-            client_id=new_client_id(),
         )
         if direction is not None and work.direction != direction:
             usage = {"push": "FILE URL", "pull": "URL FILE", "copy": "SOURCE TARGET, two files"}[direction]
@@ -267,13 +266,10 @@ def _do_once(work: Sync, *, as_json: bool) -> None:
 def _keep_at_it(work: Sync, when: Following, *, as_json: bool) -> None:
     if work.dry:
         raise InvalidOptionError("--dry-run changes nothing, and --subscribe never ends", next="Leave one of them out")
-    idle = format_duration(WAIT_IDLE_MS_DEFAULT) if when.wait_idle is None else when.wait_idle
-    timers = Timers.of(idle, when.min_interval, when.max_interval)
-    given = {"waitIdle": when.wait_idle, "minInterval": when.min_interval, "maxInterval": when.max_interval}
+    timers = Timers.of(when.wait_idle, when.min_interval, when.max_interval)
     shown = _Display(as_json=as_json)
     following = work.follow(
         timers,
-        given={name: parse_duration(text).total_seconds() for name, text in given.items() if text is not None},
         coordinate=when.coordinate,
         push_on_exit=when.push_on_exit,
         on_outcome=shown.outcome,

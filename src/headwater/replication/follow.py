@@ -6,15 +6,14 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable
 
 from headwater.errors import InvalidOptionError
 from headwater.formats import Span, span_ms
 from headwater.replication.names import Local, Remote, place_of
 from headwater.replication.outcome import OnFailure, OnOutcome, Outcome
-from headwater.replication.subscription import PullSubscription, PushSubscription
-from headwater.replication.sync import Keys, Sync, new_client_id
-from headwater.replication.timers import WAIT_IDLE_MS_DEFAULT, Timers
+from headwater.replication.subscription import PushSubscription
+from headwater.replication.sync import Keys, Sync
+from headwater.replication.timers import Timers
 from headwater.replication.watch import WatcherProcess
 
 logger = logging.getLogger("headwater")
@@ -49,30 +48,16 @@ def follow(
     that ends the follower. Both are called on the thread of the follower, which waits for them; an exception of theirs
     ends it."""
     spans = {"waitIdle": wait_idle, "minInterval": min_interval, "maxInterval": max_interval}
-    given = {name: span_ms(span, name) for name, span in spans.items() if span is not None}
-    timers = Timers(given.get("waitIdle", WAIT_IDLE_MS_DEFAULT), given.get("minInterval"), given.get("maxInterval"))
+    timers = Timers(*(None if span is None else span_ms(span, name) for name, span in spans.items()))
     work = Sync(
         _absolute(place_of(os.fspath(source))),
         _absolute(place_of(os.fspath(target))),
-        client_id=new_client_id(),
         message=message,
         keys=Keys.from_environment(push_key, pull_key, token),
         ca=None if ca is None else os.path.abspath(ca),
         overwrite=overwrite,
     )
-
-    def subscription(on_outcome: OnOutcome) -> PushSubscription | PullSubscription:
-        return work.follow(
-            timers,
-            given={name: ms / 1000 for name, ms in given.items()},
-            coordinate=coordinate,
-            push_on_exit=push_on_exit,
-            on_outcome=on_outcome,
-            on_failure=on_error,
-            watch=WatcherProcess,
-        )
-
-    return Follower(f"{work.source} to {work.target}", subscription, on_outcome, on_error)
+    return Follower(work, timers, on_outcome, on_error, coordinate=coordinate, push_on_exit=push_on_exit)
 
 
 def _absolute(place: Local | Remote) -> Local | Remote:
@@ -91,17 +76,27 @@ class Follower:
 
     def __init__(
         self,
-        name: str,
-        subscription: Callable[[OnOutcome], PushSubscription | PullSubscription],
+        work: Sync,
+        timers: Timers,
         on_outcome: OnOutcome | None,
         on_error: OnFailure | None,
+        *,
+        coordinate: bool,
+        push_on_exit: bool,
     ) -> None:
-        self._name = name
+        self._name = f"{work.source} to {work.target}"
         self._on_outcome = on_outcome
         self._on_error = on_error
         self._outcome: Outcome | None = None
         self._error: Exception | None = None
-        self._subscription = subscription(self._save_outcome)
+        self._subscription = work.follow(
+            timers,
+            on_outcome=self._save_outcome,
+            on_failure=on_error,
+            coordinate=coordinate,
+            push_on_exit=push_on_exit,
+            watch=WatcherProcess,
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
         self._lock = threading.Lock()

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple
@@ -82,7 +82,6 @@ class Sync:
         source: Local | Remote,
         target: Local | Remote,
         *,
-        client_id: str,
         message: str = "",
         keys: Keys = NO_KEYS,
         ca: str | None = None,
@@ -102,7 +101,7 @@ class Sync:
         for text in (message, *(place.path for place in (source, target) if isinstance(place, Local))):
             _check_text(text)
         self._options = TransferOptions(
-            client_id=client_id,
+            client_id=new_client_id(),
             key=keys.key_for(self.direction),
             ca=ca,
             dry=dry,
@@ -135,15 +134,13 @@ class Sync:
         timers: Timers,
         *,
         on_outcome: OnOutcome,
-        given: Mapping[str, float] | None = None,
         coordinate: bool = False,
         push_on_exit: bool = False,
         on_progress: OnProgress | None = None,
         on_failure: OnFailure | None = None,
         watch: Watch = DatabaseWatcher,
     ) -> PushSubscription | PullSubscription:
-        """`given`: the timers that the user has set; a server warns if the key allows only pulls. `watch`: how writes
-        are noticed."""
+        """`watch`: how writes are noticed."""
         if self.direction == "pull" and (coordinate or push_on_exit):
             flag = "coordinate" if coordinate else "pushOnExit"
             raise InvalidOptionError(f"--{flag} is for pushing", next="Leave it out")
@@ -169,7 +166,7 @@ class Sync:
                         next=f"Leave {remote.version} out, or --subscribe",
                     )
                 self._refuse_mistyped()
-                return PullSubscription(path, remote, self._options, callbacks, given or {})
+                return PullSubscription(path, remote, self._options, callbacks, timers.given)
         raise InvalidOptionError(
             "only a replica on a server can be followed", next="Name it like ws://host:8765/ns/app.db"
         )
@@ -212,7 +209,6 @@ def sync(
     work = Sync(
         place_of(os.fspath(source)),
         place_of(os.fspath(target)),
-        client_id=new_client_id(),
         message=message,
         keys=Keys.from_environment(push_key, pull_key, token),
         ca=ca,

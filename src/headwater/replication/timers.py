@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from headwater.errors import InvalidOptionError
@@ -32,11 +32,17 @@ class Timers:
     wait_idle_ms: int
     min_interval_ms: int
     max_interval_ms: int
+    given: dict[str, float] = field(compare=False)
+    """Those that the user has set, in seconds: the server warns if the key allows only pulls."""
 
     def __init__(
-        self, wait_idle_ms: int, min_interval_ms: int | None = None, max_interval_ms: int | None = None
+        self, wait_idle_ms: int | None = None, min_interval_ms: int | None = None, max_interval_ms: int | None = None
     ) -> None:
-        """`min_interval` defaults to `wait_idle`; `max_interval` to a day, or to the longer of the two others."""
+        """`wait_idle` defaults to ten minutes, `min_interval` to `wait_idle`; `max_interval` to a day, or to the longer
+        of the two others."""
+        set_ms = {"waitIdle": wait_idle_ms, "minInterval": min_interval_ms, "maxInterval": max_interval_ms}
+        object.__setattr__(self, "given", {name: ms / 1000 for name, ms in set_ms.items() if ms is not None})
+        wait_idle_ms = WAIT_IDLE_MS_DEFAULT if wait_idle_ms is None else wait_idle_ms
         shortest = wait_idle_ms if min_interval_ms is None else min_interval_ms
         longest = max(MAX_INTERVAL_MS_DEFAULT, wait_idle_ms, shortest) if max_interval_ms is None else max_interval_ms
         _check_range("waitIdle", wait_idle_ms, WAIT_IDLE_MS_MIN, WAIT_IDLE_MS_MAX)
@@ -53,17 +59,17 @@ class Timers:
         object.__setattr__(self, "max_interval_ms", longest)
 
     @classmethod
-    def of(cls, wait_idle: str, min_interval: str | None = None, max_interval: str | None = None) -> Timers:
+    def of(cls, wait_idle: str | None, min_interval: str | None = None, max_interval: str | None = None) -> Timers:
         """Timers from the texts of the flags; an error names the flag."""
         return cls(
             _flag_ms("waitIdle", wait_idle),
-            None if min_interval is None else _flag_ms("minInterval", min_interval),
-            None if max_interval is None else _flag_ms("maxInterval", max_interval),
+            _flag_ms("minInterval", min_interval),
+            _flag_ms("maxInterval", max_interval),
         )
 
 
-def _flag_ms(name: str, text: str) -> int:
-    return parse_duration(text, f"--{name}") // timedelta(milliseconds=1)
+def _flag_ms(name: str, text: str | None) -> int | None:
+    return None if text is None else parse_duration(text, f"--{name}") // timedelta(milliseconds=1)
 
 
 def _check_range(name: str, span_ms: int, least_ms: int, most_ms: int) -> None:

@@ -12,7 +12,7 @@ from served import RunningServer
 
 from headwater.replication.names import place_of
 from headwater.replication.outcome import Outcome
-from headwater.replication.sync import Keys, Sync, new_client_id
+from headwater.replication.sync import Keys, Sync
 from headwater.replication.timers import Timers
 
 
@@ -26,18 +26,16 @@ def follow() -> Follow:
         timers: Timers = IDLE,
         coordinate: bool = False,
         push_on_exit: bool = False,
-        given: dict[str, float] | None = None,
         **options: Any,
     ) -> AsyncIterator[Running]:
         outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
         keys = Keys(options.pop("push_key", None), options.pop("pull_key", None))
-        work = Sync(place_of(str(source)), place_of(str(target)), client_id=new_client_id(), keys=keys, **options)
+        work = Sync(place_of(str(source)), place_of(str(target)), keys=keys, **options)
         running = Running(
             work.follow(
                 timers,
                 coordinate=coordinate,
                 push_on_exit=push_on_exit,
-                given=given,
                 on_outcome=outcomes.put_nowait,
             ),
             outcomes,

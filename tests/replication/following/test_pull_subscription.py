@@ -23,6 +23,7 @@ from headwater.replication.outcome import Callbacks, Outcome, TransferOptions
 from headwater.replication.protocol import LATEST
 from headwater.replication.subscription import PullSubscription
 from headwater.replication.sync_state import SyncState
+from headwater.replication.timers import Timers
 
 OUTCOME = partial(
     Outcome,
@@ -115,7 +116,7 @@ async def test_push_timers_with_a_pull_key_are_warned_about_and_ignored(
     await push(database, remote)
     with ReplicaStore(tmp_path / "server" / "log.db-replicas", VersionRetention(), SystemClock()).open() as store:
         key = store.create_key(ReplicaName("shop", "app.db"), "pull")
-    async with follow(remote, copy, pull_key=key, given={"waitIdle": 600.0}) as running:
+    async with follow(remote, copy, pull_key=key, timers=Timers.of("10m")) as running:
         assert (await running.next()).version == 1
     assert "waitIdle" in caplog.text
 
