@@ -62,7 +62,7 @@ def damage(store: ReplicaStore, file: str = "3.db") -> None:
 
 
 def test_ls_shows_replicas(store: ReplicaStore, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.create(ReplicaName("shop", "empty.db"))
+    store.catalogue.create(ReplicaName("shop", "empty.db"))
     result = run("replica", "ls", directory)
     assert result.code == 0
     head, first, second = result.out.splitlines()
@@ -159,7 +159,7 @@ def test_restore_at_a_time_that_has_no_version(store: ReplicaStore, directory: P
     ):
         refused = run("replica", "restore", directory, name, target, "--at", at)
         assert (refused.code, why in refused.err) == (2, True), refused.err
-    store.create(ReplicaName("shop", "empty.db"))
+    store.catalogue.create(ReplicaName("shop", "empty.db"))
     assert "no version yet" in run("replica", "restore", directory, "shop/empty.db", target, "--at", "now").err
     assert not target.exists()
 
@@ -339,7 +339,7 @@ def test_a_slip_in_a_url_is_no_directory(run: Run, place: str, meant: str) -> No
 def test_ls_shows_those_that_were_not_pushed_for_long(store: ReplicaStore, directory: Path, run: Run) -> None:
     assert isinstance(store._clock, ManualClock)
     store._clock.advance(1_000 * 3_600)
-    store.create(ReplicaName("shop", "empty.db"))
+    store.catalogue.create(ReplicaName("shop", "empty.db"))
     stale = run("replica", "ls", directory, "--stale", "1h")
     assert (stale.code, stale.out) == (1, run("replica", "ls", directory).out)
     pushed_ms = datetime.now(UTC).timestamp() * 1000 - (FIRST_MS + 2 * HOUR_MS)
@@ -356,7 +356,7 @@ def test_restore_before_a_program_starts(store: ReplicaStore, directory: Path, t
     flags = ["--if-missing", "--if-replica-exists"]
     none = run("replica", "restore", directory, "shop/none.db", target, *flags)
     assert (none.code, none.out) == (0, "there is no version of shop/none.db yet: nothing to restore\n")
-    store.create(ReplicaName("shop", "empty.db"))
+    store.catalogue.create(ReplicaName("shop", "empty.db"))
     empty = run("replica", "restore", directory, "shop/empty.db", target, *flags, "--json")
     assert (empty.code, empty.json["version"], target.exists()) == (0, None, False)
     assert run("replica", "restore", directory, "shop/app.db@9", target, *flags).code == 2

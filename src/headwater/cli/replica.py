@@ -581,7 +581,7 @@ def create_key(
         raise InvalidOptionError("a key is for pushes or for pulls", next="Pass either --push or --pull")
     with local.opened("key create") as (store, wanted):
         is_new = store.catalogue.find(wanted) is None
-        text = store.create_key(wanted, "push" if push else "pull", label)
+        text = store.catalogue.create_key(wanted, "push" if push else "pull", label)
         [made] = [each for each in store.catalogue.keys(wanted) if each.id == key_id_of(text)]
     show_result({"key": text, **_key_json(made)}, text, as_json=as_json)
     if is_new:

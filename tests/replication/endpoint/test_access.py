@@ -76,8 +76,11 @@ async def test_names_are_checked_before_anything_is_opened(hosted: StartHost, pa
 
 async def test_a_replica_with_keys_asks_for_them(hosted: StartHost, database: Path, tmp_path: Path) -> None:
     async with hosted() as server:
-        push_key, pull_key = server.store.create_key(REPLICA, "push"), server.store.create_key(REPLICA, "pull")
-        others = server.store.create_key(ReplicaName("ns", "other"), "push")
+        push_key, pull_key = (
+            server.store.catalogue.create_key(REPLICA, "push"),
+            server.store.catalogue.create_key(REPLICA, "pull"),
+        )
+        others = server.store.catalogue.create_key(ReplicaName("ns", "other"), "push")
         for session in ("push", "pull", "subscribe"):
             for stranger in (None, "hw_unknown", others):
                 assert await server.refused(f"{session}/{NAME}", stranger) == 401
@@ -113,7 +116,7 @@ async def test_a_server_with_tokens_goes_by_the_topic_of_the_replica(
             reported = await reading.config()
             assert reported["keyType"] == "token"
             assert "warning" in reported
-        push_key = server.store.create_key(REPLICA, "push")
+        push_key = server.store.catalogue.create_key(REPLICA, "push")
         assert (await server.push(database, base=1, key=push_key, pushID="push-2"))["isNew"] is False
         assert await server.refused("push/ns/new.db", push_key) == 401  # it opens one replica only
         replica = server.store.catalogue.get(REPLICA)
@@ -185,8 +188,8 @@ async def test_a_list_of_replicas_has_what_a_key_opens_and_no_others(hosted: Sta
     async with hosted() as server:
         assert await listed(server) == []
         await server.push(database, message="one")
-        pull_key = server.store.create_key(ReplicaName("ns", "closed"), "pull")
-        push_key = server.store.create_key(ReplicaName("other", "closed"), "push")
+        pull_key = server.store.catalogue.create_key(ReplicaName("ns", "closed"), "pull")
+        push_key = server.store.catalogue.create_key(ReplicaName("other", "closed"), "push")
         assert await listed(server) == [NAME]
         assert await listed(server, "replicas/other") == []
         assert await listed(server, key=pull_key) == ["ns/closed"]
@@ -218,8 +221,8 @@ async def test_a_list_of_replicas_has_what_a_token_allows_to_pull(hosted: StartH
         assert await listed(server, key=every) == []
         assert await listed(server, key=one) == 403
         for name in ("a", "b"):
-            server.store.create(ReplicaName("ns", name))
-        key = server.store.create_key(ReplicaName("ns", "b"), "pull")
+            server.store.catalogue.create(ReplicaName("ns", name))
+        key = server.store.catalogue.create_key(ReplicaName("ns", "b"), "pull")
         assert await listed(server, key=every) == ["ns/a", "ns/b"]
         assert await listed(server, "replicas/none", key=every) == []
         assert await listed(server, key=one) == ["ns/a"]
@@ -237,8 +240,8 @@ async def test_a_list_of_replicas_that_is_too_long_is_cut_and_says_so(
     monkeypatch.setattr(endpoint, "LISTING_PAGE", 2)
     async with hosted() as server:
         for name in ("a/1", "a/2", "a-b/1", "b/2", "b/3", "b/4"):
-            server.store.create(ReplicaName.parse(name))
-        server.store.create_key(ReplicaName.parse("a/2"), "pull")
+            server.store.catalogue.create(ReplicaName.parse(name))
+        server.store.catalogue.create_key(ReplicaName.parse("a/2"), "pull")
         for path, names, is_cut in (
             ("replicas", ["a/1", "a-b/1", "b/2"], True),
             ("replicas/a", ["a/1"], False),

@@ -48,10 +48,10 @@ async def test_a_push_that_may_not_any_more_when_it_is_complete_is_no_version(
         options = {"tokens": tmp_path / "tokens.json"}
     async with hosted(**options) as server:
         if how == "key revoked":
-            key = server.store.create_key(REPLICA, "push")
+            key = server.store.catalogue.create_key(REPLICA, "push")
         async with server.session(f"push/{NAME}", key=key) as session:
             if how == "closed meanwhile":  # it had no key when the push came, and has one when it begins
-                server.store.create_key(REPLICA, "push")
+                server.store.catalogue.create_key(REPLICA, "push")
             await session.begin(database)
             await session.move("--origin", str(database), "x")
             if how == "key revoked":
@@ -66,7 +66,7 @@ async def test_a_push_that_may_not_any_more_when_it_is_complete_is_no_version(
 
 async def test_a_client_that_may_not_push_any_more_claims_no_more(hosted: StartHost) -> None:
     async with hosted() as server:
-        key = server.store.create_key(REPLICA, "push")
+        key = server.store.catalogue.create_key(REPLICA, "push")
         async with server.session(f"subscribe/{NAME}", key=key) as session:
             await session.send({"coordinate": True})
             await session.config()

@@ -133,7 +133,7 @@ async def test_a_check_ends_with_its_client_and_with_the_server(
     monkeypatch.setattr(endpoint, "RIGHTS_S", 0.1)
     database = endless(tmp_path / "endless.db")
     async with hosted() as server:
-        key = server.store.create_key(REPLICA, "push")
+        key = server.store.catalogue.create_key(REPLICA, "push")
         async with server.session(f"push/{NAME}", key=key) as session:
             await session.begin(database)
             await session.move("--origin", str(database), "x")

@@ -66,7 +66,7 @@ async def test_sessions_are_counted_by_their_outcome(hosted: StartHost, database
             assert await session.closed() == 1000
         await server.pull(tmp_path / "back.db")
         assert await server.refused("pull/ns/none") == 404
-        key = server.store.create_key(ReplicaName("ns", "closed"), "pull")
+        key = server.store.catalogue.create_key(ReplicaName("ns", "closed"), "pull")
         assert await server.refused("push/ns/closed", key) == 403
         await until(lambda: not server.endpoint._sessions)
         found = await scrape(server)

@@ -42,7 +42,7 @@ async def test_what_runs_is_ended_and_its_client_gets_the_reason(
         options = {"tokens": tmp_path / "tokens.json"}
     async with hosted(**options) as server:
         if how == "key revoked":
-            key = server.store.create_key(REPLICA, "push")
+            key = server.store.catalogue.create_key(REPLICA, "push")
         await server.push(database, key=key)
         before = server.files()
         async with server.session(f"{what}/{NAME}", key=key) as session:
@@ -56,7 +56,7 @@ async def test_what_runs_is_ended_and_its_client_gets_the_reason(
             elif how == "token revoked":
                 tokens.revoke(str(key).split("_")[1])
             else:
-                server.store.create_key(REPLICA, "push")
+                server.store.catalogue.create_key(REPLICA, "push")
             assert (await session.text()).startswith(f"ABORT=UNAUTHORIZED:this client may not {what} any more")
             assert await session.closed() == 1000
         await until(lambda: not server.endpoint._sessions)
@@ -77,8 +77,11 @@ async def test_it_ends_no_other_session(hosted: StartHost, database: Path, monke
 
     monkeypatch.setattr(endpoint, "_unauthorized", counted)
     async with hosted() as server:
-        push_key, other = server.store.create_key(REPLICA, "push"), server.store.create_key(REPLICA, "pull")
-        revoked = server.store.create_key(REPLICA, "pull")
+        push_key, other = (
+            server.store.catalogue.create_key(REPLICA, "push"),
+            server.store.catalogue.create_key(REPLICA, "pull"),
+        )
+        revoked = server.store.catalogue.create_key(REPLICA, "pull")
         async with (
             server.session(f"subscribe/{NAME}", key=other) as stays,
             server.session(f"subscribe/{NAME}", key=revoked) as goes,
@@ -104,7 +107,7 @@ async def test_a_push_whose_key_goes_while_it_is_checked_is_no_version(hosted: S
             server.store.catalogue.remove_key(REPLICA, key.split("_")[1])
 
     async with hosted(checkpoint=revoke) as server:
-        key = server.store.create_key(REPLICA, "push")
+        key = server.store.catalogue.create_key(REPLICA, "push")
         assert "may not push any more" in await server.push(database, key=key)
         assert server.store.catalogue.get(REPLICA).newest == 0
         await until(lambda: server.files() == [])
@@ -126,5 +129,5 @@ async def test_a_push_that_is_a_version_already_is_reported_so(
 
     monkeypatch.setattr(ReplicaSession, "revoke", withdrawn)
     async with hosted(checkpoint=revoke) as server:
-        key = server.store.create_key(REPLICA, "push")
+        key = server.store.catalogue.create_key(REPLICA, "push")
         assert (await server.push(database, key=key))["committedVersionID"] == 1

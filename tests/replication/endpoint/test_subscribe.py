@@ -63,11 +63,11 @@ async def test_versions_are_reported_in_order_and_anew_when_the_replica_is_anoth
         await session.config()
         assert await session.text() == "LATEST_VERSION 0"
         registry = server.endpoint._context.subscribers  # type: ignore[union-attr]
-        replica = server.store.create(REPLICA)
+        replica = server.store.catalogue.create(REPLICA)
         for number in (1, 3, 2, 4):
             registry.announce_version(replica, number)
         server.store.remove(REPLICA)
-        registry.announce_version(server.store.create(REPLICA), 1)
+        registry.announce_version(server.store.catalogue.create(REPLICA), 1)
         assert [await session.text() for _ in range(4)] == [f"LATEST_VERSION {number}" for number in (1, 3, 4, 1)]
 
 
@@ -158,7 +158,10 @@ async def test_a_claim_goes_on_as_long_as_the_push_of_its_holder(hosted: StartHo
 
 async def test_a_pull_key_with_timers_is_warned_and_takes_part_in_no_claims(hosted: StartHost) -> None:
     async with hosted() as server, AsyncExitStack() as stack:
-        push_key, pull_key = server.store.create_key(REPLICA, "push"), server.store.create_key(REPLICA, "pull")
+        push_key, pull_key = (
+            server.store.catalogue.create_key(REPLICA, "push"),
+            server.store.catalogue.create_key(REPLICA, "pull"),
+        )
         room = Room(server, stack)
         puller, pusher = await room.enter("puller", key=pull_key), await room.enter("pusher", key=push_key)
         reported = await puller.config()

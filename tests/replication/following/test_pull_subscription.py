@@ -115,7 +115,7 @@ async def test_push_timers_with_a_pull_key_are_warned_about_and_ignored(
     remote, copy = f"{server.url}/shop/app.db", tmp_path / "copy.db"
     await push(database, remote)
     with ReplicaStore(tmp_path / "server" / "log.db-replicas", VersionRetention(), SystemClock()).open() as store:
-        key = store.create_key(ReplicaName("shop", "app.db"), "pull")
+        key = store.catalogue.create_key(ReplicaName("shop", "app.db"), "pull")
     async with follow(remote, copy, pull_key=key, timers=Timers.of("10m")) as running:
         assert (await running.next()).version == 1
     assert "waitIdle" in caplog.text

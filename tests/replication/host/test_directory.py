@@ -34,7 +34,7 @@ def test_a_second_server_is_refused_and_commands_are_not(
     assert [replica.newest for replica in command.catalogue.replicas()] == [1]
     pusher.push(store, 2)
     assert [replica.newest for replica in command.catalogue.replicas()] == [2]
-    text = command.create_key(pusher.name, "push")
+    text = command.catalogue.create_key(pusher.name, "push")
     assert store.catalogue.key_kind(store.catalogue.get(pusher.name).id, text) == "push"
     store.close()
 
@@ -131,7 +131,7 @@ def test_reports_take_so_many_bytes_and_no_more(store: ReplicaStore, pusher, mon
     pusher.push(store, 1)
     replica = store.catalogue.get(pusher.name)
     for size in (300, 300, 300, 600, 2_000, 100):
-        store.add_report(replica, "laptop:1", json.dumps("x" * (size - 2)))
+        store.catalogue.add_report(replica.id, "laptop:1", json.dumps("x" * (size - 2)))
         kept = [len(each.document) for each in store.catalogue.reports(pusher.name)]
         assert sum(kept) <= 1_000 or kept == [size], kept
     assert kept == [100]

@@ -104,7 +104,7 @@ def test_new_directories_are_synced_with_those_above_them(
     directory = tmp_path / "a" / "b" / "replicas"
     with ReplicaStore(directory, VersionRetention(), ManualClock()).open(serve=True) as store:
         assert {os.stat(each).st_ino for each in (tmp_path, *list(directory.parents)[:2])} <= set(synced)
-        replica = store.create(pusher.name)
+        replica = store.catalogue.create(pusher.name)
         (directory / replica.id).mkdir()  # by a push that was killed before it synced anything
         synced.clear()
         pusher.push(store, 1)

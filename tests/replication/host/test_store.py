@@ -110,7 +110,7 @@ def test_the_catalogue_alone_refuses_a_stale_base_too(store: ReplicaStore, pushe
     pusher.push(store, 1)
     pusher.push(store, 2)
     stale = msgspec.structs.replace(store.catalogue.get_version(pusher.name, 2), push_id="stale")
-    other = catalogue.Catalogue(str(directory), create=False)
+    other = catalogue.Catalogue(str(directory), ManualClock(0), create=False)
     with contextlib.closing(other), pytest.raises(VersionConflictError) as caught:
         other.commit_version(store.catalogue.get(pusher.name), stale, None, with_replica=False)
     assert caught.value.newest == 2
@@ -164,8 +164,8 @@ def test_a_base_is_agreed_on_only_if_it_is_the_newest_or_led_to_it(
 def test_a_change_that_is_reported_is_noted(store: ReplicaStore, pusher) -> None:
     pusher.push(store, 1)
     [before] = store.catalogue.replicas()
-    store.record_change(before.name)
-    store.record_change(ReplicaName("nobody", "knows"))
+    store.catalogue.record_change(before.name)
+    store.catalogue.record_change(ReplicaName("nobody", "knows"))
     [after] = store.catalogue.replicas()
     assert (before.changed_ms, after.changed_ms) == (None, store._clock.now_ms())
 
@@ -251,7 +251,7 @@ def test_limits_are_held(open_shelf: Open, pusher) -> None:
     with pytest.raises(TooLargeError, match="1 replicas"):
         store.begin_push(ReplicaName("shop", "more.db"), base=0, push_id="p")
     with pytest.raises(TooLargeError, match="1 replicas"):
-        store.create(ReplicaName("shop", "more.db"))
+        store.catalogue.create(ReplicaName("shop", "more.db"))
     for words in ({"push_id": ""}, {"push_id": "x" * 129}, {"client": "x" * 301}):
         with pytest.raises(InvalidOptionError):
             pusher.begin(store, **words)
@@ -292,7 +292,7 @@ def test_old_versions_go_after_a_push_once_they_are_announced(open_shelf: Open, 
 
 def test_a_removed_replica_is_gone_and_one_of_its_name_begins_anew(store: ReplicaStore, pusher) -> None:
     pusher.push(store, 1)
-    text = store.create_key(pusher.name, "push")
+    text = store.catalogue.create_key(pusher.name, "push")
     gone = store.remove(pusher.name)
     assert (
         store.catalogue.find(pusher.name),
@@ -321,7 +321,7 @@ def test_a_replica_without_versions_removed_in_the_middle_of_a_push_does_not_com
     store = open_shelf(
         checkpoint=lambda step: command and step == "directory synced" and command[0].remove(pusher.name)
     )
-    store.create(pusher.name)
+    store.catalogue.create(pusher.name)
     command.append(open_shelf(serve=False))
     scratch = pusher.begin(store)
     pusher.write(scratch.path, pusher.edit(2))
@@ -333,10 +333,13 @@ def test_a_replica_without_versions_removed_in_the_middle_of_a_push_does_not_com
 
 
 def test_keys_open_their_own_replica_and_only_while_they_are_there(store: ReplicaStore, pusher) -> None:
-    replica = store.create(pusher.name)
-    other = store.create(ReplicaName("shop", "other.db"))
+    replica = store.catalogue.create(pusher.name)
+    other = store.catalogue.create(ReplicaName("shop", "other.db"))
     assert not store.catalogue.needs_key(replica.id)
-    push, pull = store.create_key(pusher.name, "push", "laptop"), store.create_key(pusher.name, "pull")
+    push, pull = (
+        store.catalogue.create_key(pusher.name, "push", "laptop"),
+        store.catalogue.create_key(pusher.name, "pull"),
+    )
     assert (push[:7], pull[:7]) == ("hwpush_", "hwpull_")
     assert (store.catalogue.key_kind(replica.id, push), store.catalogue.key_kind(replica.id, pull)) == ("push", "pull")
     changed = push[:-1] + ("0" if push[-1] != "0" else "1")
@@ -355,33 +358,33 @@ def test_keys_open_their_own_replica_and_only_while_they_are_there(store: Replic
     assert store.catalogue.key_kind(replica.id, push) is None
     assert store.catalogue.needs_key(replica.id)  # revoking the last key opens nothing
     with pytest.raises(InvalidOptionError):
-        store.create_key(pusher.name, "pull", "two\nlines")
+        store.catalogue.create_key(pusher.name, "pull", "two\nlines")
 
 
 def test_keys_and_reports_have_limits(store: ReplicaStore, pusher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "KEYS_MAX", 2)
     monkeypatch.setattr(catalogue, "REPORTS_KEPT", 3)
-    replica = store.create(pusher.name)
+    replica = store.catalogue.create(pusher.name)
     for _ in range(2):
-        store.create_key(pusher.name, "pull")
+        store.catalogue.create_key(pusher.name, "pull")
     with pytest.raises(TooLargeError, match="2 keys"):
-        store.create_key(pusher.name, "pull")
-    other = store.create(ReplicaName("shop", "other.db"))
-    store.add_report(other, "c", "kept")
+        store.catalogue.create_key(pusher.name, "pull")
+    other = store.catalogue.create(ReplicaName("shop", "other.db"))
+    store.catalogue.add_report(other.id, "c", "kept")
     for number in range(5):
-        store.add_report(replica, f"client {number}" + "x" * 1000, f'{{"error":{number}}}')
+        store.catalogue.add_report(replica.id, f"client {number}" + "x" * 1000, f'{{"error":{number}}}')
     assert [report.document for report in store.catalogue.reports(pusher.name)] == [
         f'{{"error":{n}}}' for n in (4, 3, 2)
     ]
     assert all(len(report.client) <= 300 for report in store.catalogue.reports(pusher.name))
     assert [report.document for report in store.catalogue.reports(other.name)] == ["kept"]
     with pytest.raises(TooLargeError):
-        store.add_report(replica, "c", "é" * (catalogue.REPORT_BYTES_MAX // 2 + 1))
+        store.catalogue.add_report(replica.id, "c", "é" * (catalogue.REPORT_BYTES_MAX // 2 + 1))
 
 
 def test_names_are_data_and_never_paths(store: ReplicaStore, pusher) -> None:
     for odd in ("con", "a.b-c_d", "x" * 128):
-        store.create(ReplicaName("-", odd))
+        store.catalogue.create(ReplicaName("-", odd))
     assert all(
         len(replica.id) == 16 and store.catalogue.find_id(replica.id) == replica
         for replica in store.catalogue.replicas()

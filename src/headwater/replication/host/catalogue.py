@@ -28,7 +28,8 @@ from headwater.errors import (
     VersionConflictError,
 )
 from headwater.formats import iso
-from headwater.replication.host.disk import CATALOGUE
+from headwater.ports.clock import Clock
+from headwater.replication.host.disk import CATALOGUE, new_replica_id
 from headwater.replication.names import ReplicaName
 from headwater.stores.sql import load, text_of
 from headwater.stores.sqlite.connection import connect, keep_journal, refuse_unsafe_sqlite, translated
@@ -37,6 +38,7 @@ from headwater.version import UPGRADE
 APPLICATION_ID = 0x48575250  # "HWRP"
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_MS = 10_000
+CLIENT_CHARS_MAX = 300
 REPLICAS_MAX = 1_000
 VERSIONS_PAGE = 1_000
 KEYS_MAX = 100
@@ -150,8 +152,10 @@ _NO_HASH = "0" * 64  # compared for unknown ids, so that these take as long to r
 class Catalogue:
     """Safe to use from several threads: they take turns on one connection. Blocks."""
 
-    def __init__(self, directory: str, *, create: bool) -> None:
+    def __init__(self, directory: str, clock: Clock, *, create: bool, replicas_max: int = REPLICAS_MAX) -> None:
         refuse_unsafe_sqlite()
+        self._clock = clock
+        self._replicas_max = replicas_max
         self._path = os.path.join(directory, CATALOGUE)
         self._lock = threading.RLock()
         if create:
@@ -264,26 +268,35 @@ class Catalogue:
         (found,) = self._query("totals")
         return Totals(*found)
 
-    def refuse_one_more(self, replicas_max: int) -> None:
+    def refuse_one_more(self) -> None:
         ((count,),) = self._query("count_replicas")
-        if count >= replicas_max:
+        if count >= self._replicas_max:
             raise TooLargeError(
-                f"there are {count:,} replicas and the limit is {replicas_max:,}",
+                f"there are {count:,} replicas and the limit is {self._replicas_max:,}",
                 where=self._path,
                 next="Remove an unused one, or raise max_replicas",
             )
 
-    def add(self, replica_id: str, name: ReplicaName, now_ms: int, replicas_max: int = REPLICAS_MAX) -> Replica:
-        """A new replica, or the one of this name that is there."""
-        with self._transaction():
-            if (found := self.find(name)) is not None:
-                return found
-            self.refuse_one_more(replicas_max)
-            self._query("add_replica", (replica_id, name.namespace, name.name, now_ms))
-            return Replica(replica_id, name, now_ms, 0)
+    def new_replica(self, name: ReplicaName) -> Replica:
+        """Not in the catalogue yet: `commit_version` adds it with its first version."""
+        return Replica(new_replica_id(), name, self._clock.now_ms(), 0)
 
-    def record_change(self, name: ReplicaName, now_ms: int) -> None:
-        self._query("record_change", (name.namespace, name.name, now_ms))
+    def create(self, name: ReplicaName) -> Replica:
+        """A replica without versions, so that it can have keys; or the existing one."""
+        return self._add(self.new_replica(name))
+
+    def _add(self, replica: Replica) -> Replica:
+        """This new replica, or the one of its name that is there."""
+        with self._transaction():
+            if (found := self.find(replica.name)) is not None:
+                return found
+            self.refuse_one_more()
+            self._query("add_replica", (replica.id, replica.name.namespace, replica.name.name, replica.created_ms))
+            return replica
+
+    def record_change(self, name: ReplicaName) -> None:
+        """A client announced changes to push; an unknown replica is ignored."""
+        self._query("record_change", (name.namespace, name.name, self._clock.now_ms()))
 
     def remove(self, replica_id: str) -> None:
         self._query("remove_replica", (replica_id,))
@@ -319,14 +332,13 @@ class Catalogue:
         delta: tuple[int, str] | None,
         *,
         with_replica: bool,
-        replicas_max: int = REPLICAS_MAX,
     ) -> None:
         """The commit point: the version becomes the newest, if its base still is. `delta`: size and SHA-256 of the file
         that leads back to the base. `with_replica`: this push creates the replica; otherwise one that was removed
         meanwhile is not created again."""
         with self._transaction():
             if with_replica:
-                self.add(replica.id, replica.name, replica.created_ms, replicas_max)
+                self._add(replica)
             if not self._query("set_newest", (replica.id, version.base, version.number)):
                 raise self.conflict(replica.name)
             if delta is not None:
@@ -356,13 +368,14 @@ class Catalogue:
 
     # --- keys and reports -------------------------------------------------------------------------------------------
 
-    def create_key(self, replica: Replica, kind: KeyKind, label: str, now_ms: int) -> str:
-        """The text of a new key, `hwpush_<id>_<secret>` or `hwpull_<id>_<secret>`; only the hash of its secret is
-        kept."""
+    def create_key(self, name: ReplicaName, kind: KeyKind, label: str = "") -> str:
+        """The text of a new key, `hwpush_<id>_<secret>` or `hwpull_<id>_<secret>`, which cannot be read again: only the
+        hash of its secret is kept. Creates the replica if needed."""
         if len(label) > LABEL_CHARS_MAX or not label.isprintable():
             raise InvalidOptionError(f"a label is one line of up to {LABEL_CHARS_MAX} characters that can be shown")
         key_id, secret = secrets.token_hex(KEY_ID_BYTES), secrets.token_hex(KEY_SECRET_BYTES)
         with self._transaction():
+            replica = self.create(name)
             ((count,),) = self._query("count_keys", (replica.id,))
             if count >= KEYS_MAX:
                 raise TooLargeError(
@@ -371,7 +384,7 @@ class Catalogue:
                     next="Revoke those that are not used",
                 )
             self._query("set_keyed", (replica.id,))
-            self._query("add_key", (replica.id, key_id, kind, _sha256(secret), label, now_ms))
+            self._query("add_key", (replica.id, key_id, kind, _sha256(secret), label, self._clock.now_ms()))
         return f"hw{kind}_{key_id}_{secret}"
 
     def key_kind(self, replica_id: str, text: str) -> KeyKind | None:
@@ -393,11 +406,12 @@ class Catalogue:
     def remove_key(self, name: ReplicaName, key_id: str) -> bool:
         return bool(self._query("remove_key", (self.get(name).id, key_id)))
 
-    def add_report(self, replica_id: str, report: ClientReport) -> None:
-        if (size := len(report.document.encode())) > REPORT_BYTES_MAX:
+    def add_report(self, replica_id: str, client: str, document: str) -> None:
+        """`document`: JSON."""
+        if (size := len(document.encode())) > REPORT_BYTES_MAX:
             raise TooLargeError(f"the report has {size:,} bytes and the limit is {REPORT_BYTES_MAX:,}")
         with self._transaction():
-            self._query("add_report", (replica_id, report.at_ms, report.client, report.document))
+            self._query("add_report", (replica_id, self._clock.now_ms(), client[:CLIENT_CHARS_MAX], document))
             self._query("trim_reports", (replica_id, REPORTS_KEPT, REPORTS_BYTES_KEPT))
 
     def reports(self, name: ReplicaName, limit: int = REPORTS_KEPT) -> list[ClientReport]:

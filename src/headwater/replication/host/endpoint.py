@@ -26,6 +26,7 @@ from headwater.ports.clock import Clock
 from headwater.protocol.websocket import GOING_AWAY, NORMAL
 from headwater.replication.claims import ClientIdentity
 from headwater.replication.host.catalogue import (
+    CLIENT_CHARS_MAX,
     REPORT_BYTES_MAX,
     Catalogue,
     Replica,
@@ -46,7 +47,7 @@ from headwater.replication.host.session import (
     ReplicaSession,
     abort_of,
 )
-from headwater.replication.host.store import CLIENT_CHARS_MAX, ReplicaStore
+from headwater.replication.host.store import ReplicaStore
 from headwater.replication.host.subscribe import Claim, SubscriberRegistry, SubscribeSession, rights_revoked
 from headwater.replication.names import ReplicaName, VersionName, split_version
 from headwater.replication.protocol import PREFIX, ReportBody, SessionKind
@@ -516,7 +517,7 @@ def _answer(store: ReplicaStore, claims: Claims, request: HttpRequest, requester
     found = _found(requester, replica, name_or_none, "subscribe")
     if isinstance(found, HttpResponse):
         return found
-    return _store_report(store, found, client_of(request.headers, request.address), request.body)
+    return _store_report(catalogue, found, client_of(request.headers, request.address), request.body)
 
 
 def _found(
@@ -601,7 +602,7 @@ def _listing_document(listing: ReplicaListing, claim: Claim | None) -> dict[str,
     }
 
 
-def _store_report(store: ReplicaStore, replica: Replica, client: str, body: bytes) -> HttpResponse:
+def _store_report(catalogue: Catalogue, replica: Replica, client: str, body: bytes) -> HttpResponse:
     if len(body) > REPORT_BYTES_MAX:
         return text_response(413, f"a report has at most {REPORT_BYTES_MAX:,} bytes")
     try:
@@ -613,5 +614,5 @@ def _store_report(store: ReplicaStore, replica: Replica, client: str, body: byte
         return text_response(400, "this is no report")
     if len(document.encode()) > REPORT_BYTES_MAX:
         return text_response(413, f"a report has at most {REPORT_BYTES_MAX:,} bytes")
-    store.add_report(replica, client, document)
+    catalogue.add_report(replica.id, client, document)
     return HttpResponse(204, "text/plain; charset=utf-8", b"")

@@ -35,11 +35,10 @@ from headwater.files import lock_file, sync_file
 from headwater.ports.clock import Clock
 from headwater.replication.host import disk
 from headwater.replication.host.catalogue import (
+    CLIENT_CHARS_MAX,
     REPLICAS_MAX,
     Accepted,
     Catalogue,
-    ClientReport,
-    KeyKind,
     PushFacts,
     Replica,
     Version,
@@ -50,7 +49,6 @@ from headwater.replication.host.disk import (
     REMOVED,
     Layout,
     is_replica_id,
-    new_replica_id,
     refuse_foreign,
     refuse_to_fill,
 )
@@ -75,7 +73,6 @@ from headwater.replication.local_database import SIDECARS, remove_database
 from headwater.replication.names import ReplicaName
 from headwater.replication.protocol import MESSAGE_CHARS_MAX, PUSH_ID_CHARS_MAX
 
-CLIENT_CHARS_MAX = 300
 DBHASH_CHARS_MAX = 128
 DATABASE_BYTES_MAX = 10 * 1024**3
 
@@ -171,7 +168,7 @@ class ReplicaStore:
                         "another server serves these replicas", where=self.directory, next="Stop it, or name another"
                     )
         try:
-            self._catalogue = Catalogue(self.directory, create=serve)
+            self._catalogue = Catalogue(self.directory, self._clock, create=serve, replicas_max=self._replicas_max)
             if serve:
                 with disk.translated(self.directory):
                     sync_file(self.directory)
@@ -223,8 +220,8 @@ class ReplicaStore:
                 raise self.catalogue.conflict(name)
             owner = replica
             if owner is None:
-                self.catalogue.refuse_one_more(self._replicas_max)
-                owner = Replica(new_replica_id(), name, self._clock.now_ms(), 0)
+                self.catalogue.refuse_one_more()
+                owner = self.catalogue.new_replica(name)
             path = self._layout.new_scratch(owner.id)
             scratch = Scratch(owner, path, agreed, push_id, client, creates_replica=replica is None)
             try:
@@ -366,7 +363,6 @@ class ReplicaStore:
                 version,
                 None if delta is None else (delta.bytes, delta.sha256),
                 with_replica=scratch.creates_replica,
-                replicas_max=self._replicas_max,
             )
         except InputOutputError:
             # The commit may be on disk nevertheless, and be found after a crash. So the files stay: the next push
@@ -428,22 +424,6 @@ class ReplicaStore:
         return verify(self._layout, self.catalogue, self.catalogue.get(name), number)
 
     # --- replicas ---------------------------------------------------------------------------------------------------
-
-    def create(self, name: ReplicaName) -> Replica:
-        """A replica without versions, so that it can have keys; or the existing one."""
-        return self.catalogue.add(new_replica_id(), name, self._clock.now_ms(), self._replicas_max)
-
-    def create_key(self, name: ReplicaName, kind: KeyKind, label: str = "") -> str:
-        """The text of a new key, which cannot be read again. Creates the replica if needed."""
-        return self.catalogue.create_key(self.create(name), kind, label, self._clock.now_ms())
-
-    def record_change(self, name: ReplicaName) -> None:
-        """A client announced changes to push; an unknown replica is ignored."""
-        self.catalogue.record_change(name, self._clock.now_ms())
-
-    def add_report(self, replica: Replica, client: str, document: str) -> None:
-        report = ClientReport(self._clock.now_ms(), client[:CLIENT_CHARS_MAX], document)
-        self.catalogue.add_report(replica.id, report)
 
     def remove(self, name: ReplicaName) -> Replica:
         """Remove the replica with its versions, keys and reports. A later one of the same name is another replica."""

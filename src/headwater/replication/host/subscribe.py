@@ -124,7 +124,7 @@ class SubscribeSession:
         if self.may_push and now_s >= self._next_change_s:
             self._next_change_s = now_s + CHANGES_S
             try:
-                await self.context.threads.do(self.context.store.record_change, self.name)
+                await self.context.threads.do(self.context.store.catalogue.record_change, self.name)
             except HeadwaterError as exc:  # the subscription goes on
                 logger.warning("a change of %s was not recorded: %s", self.name.path, exc)
 
