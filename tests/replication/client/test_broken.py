@@ -83,7 +83,7 @@ async def cut_off(connection: ServerConnection, end: RsyncProcess) -> None:
         (503, OverloadedError),
     ],
 )
-def test_a_refusal_at_the_door(
+async def test_a_refusal_at_the_door(
     make: Any,
     misbehaving: Any,
     tmp_path: Path,
@@ -100,16 +100,13 @@ def test_a_refusal_at_the_door(
         seen.append(dict(request.headers))
         return connection.respond(HTTPStatus(status), "said why\n")
 
-    async def session() -> None:
-        async with misbehaving(vanish, process_request=refuse) as remote:
-            with pytest.raises(kind, match="said why") as raised:
-                await push(database.path, remote, PUSH)
-            assert not is_partial(raised.value)
-            assert "hwpush_x" not in str(raised.value)
-            with pytest.raises(kind):
-                await pull(remote, str(tmp_path / "copy.db"), PULL)
-
-    asyncio.run(session())
+    async with misbehaving(vanish, process_request=refuse) as remote:
+        with pytest.raises(kind, match="said why") as raised:
+            await push(database.path, remote, PUSH)
+        assert not is_partial(raised.value)
+        assert "hwpush_x" not in str(raised.value)
+        with pytest.raises(kind):
+            await pull(remote, str(tmp_path / "copy.db"), PULL)
     assert seen[0]["authorization"] == "Bearer hwpush_x"
     assert "hwpush_x" not in caplog.text
     assert seen[0]["x-clientid"] == "here:1"
@@ -154,7 +151,7 @@ async def test_an_abort(make: Any, misbehaving: Any, abort: str, kind: type[Exce
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_a_connection_cut_in_the_middle_of_a_push(
+async def test_a_connection_cut_in_the_middle_of_a_push(
     make: Any, misbehaving: Any, children: Any, monkeypatch: pytest.MonkeyPatch, has_room: bool
 ) -> None:
     database = make(rows=20_000)
@@ -167,19 +164,16 @@ def test_a_connection_cut_in_the_middle_of_a_push(
         await connection.send(READY)
         await cut_off(connection, end)
 
-    async def session() -> None:
-        async with misbehaving(answer) as remote:
-            with pytest.raises(ReplicationFailedError, match="cut off in the middle") as raised:
-                await push(database.path, remote, PUSH)
-            assert is_partial(raised.value)
-
-    asyncio.run(session())
+    async with misbehaving(answer) as remote:
+        with pytest.raises(ReplicationFailedError, match="cut off in the middle") as raised:
+            await push(database.path, remote, PUSH)
+        assert is_partial(raised.value)
     assert not children()
     assert not database.beside
     assert sorted(os.listdir(database.path + "-headwater")) == ["lock", "state.json"]
 
 
-def test_a_push_that_can_neither_be_noted_nor_ended_tells_one_of_the_two(
+async def test_a_push_that_can_neither_be_noted_nor_ended_tells_one_of_the_two(
     make: Any, misbehaving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = make()
@@ -194,15 +188,12 @@ def test_a_push_that_can_neither_be_noted_nor_ended_tells_one_of_the_two(
         await connection.recv()
         connection.transport.abort()
 
-    async def session() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
-        async with misbehaving(answer) as remote:
-            with pytest.raises(ReplicationFailedError, match="cut off in the middle"):
-                await push(database.path, remote, PUSH)
-        gc.collect()
-
     monkeypatch.setattr(SyncState, "save", full)
-    asyncio.run(session())
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+    async with misbehaving(answer) as remote:
+        with pytest.raises(ReplicationFailedError, match="cut off in the middle"):
+            await push(database.path, remote, PUSH)
+    gc.collect()
     assert not [context for context in reported if isinstance(context.get("exception"), DiskFullError)]
 
 
@@ -234,27 +225,24 @@ def test_a_pull_cut_off_leaves_no_new_file_and_an_old_one_as_it_was(
     assert not [name for name in os.listdir(tmp_path) if name.startswith("new.db") or name.endswith("-headwater")]
 
 
-def test_a_cancelled_push_leaves_no_process_and_no_file(make: Any, misbehaving: Any, children: Any) -> None:
+async def test_a_cancelled_push_leaves_no_process_and_no_file(make: Any, misbehaving: Any, children: Any) -> None:
     database = make(rows=20_000)
 
-    async def session() -> None:
-        moving = asyncio.Event()
+    moving = asyncio.Event()
 
-        async def answer(connection: ServerConnection) -> None:
-            await connection.recv()
-            await connection.send(READY)
-            async for _ in connection:
-                moving.set()
+    async def answer(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(READY)
+        async for _ in connection:
+            moving.set()
 
-        async with misbehaving(answer) as remote:
-            pushing = asyncio.create_task(push(database.path, remote, PUSH))
-            await asyncio.wait_for(moving.wait(), 20)
-            assert "sqlite3_rsync" in children()
-            pushing.cancel()
-            await asyncio.wait({pushing}, timeout=20)
-            assert pushing.cancelled()
-
-    asyncio.run(session())
+    async with misbehaving(answer) as remote:
+        pushing = asyncio.create_task(push(database.path, remote, PUSH))
+        await asyncio.wait_for(moving.wait(), 20)
+        assert "sqlite3_rsync" in children()
+        pushing.cancel()
+        await asyncio.wait({pushing}, timeout=20)
+        assert pushing.cancelled()
     assert not children()
     assert sorted(os.listdir(database.path + "-headwater")) == ["lock", "state.json"]
 
@@ -294,7 +282,7 @@ async def test_an_answer_without_a_version_is_no_version(make: Any, misbehaving:
 
 
 @pytest.mark.parametrize("says", [None, READY])
-def test_a_server_that_says_nothing_is_given_up(
+async def test_a_server_that_says_nothing_is_given_up(
     make: Any, misbehaving: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str | None
 ) -> None:
     patience_s = client_connection.SILENCE_S_MAX if says else 0.2
@@ -308,15 +296,12 @@ def test_a_server_that_says_nothing_is_given_up(
             )  # not before: however late that comes, it is heard
         await connection.wait_closed()
 
-    async def session() -> None:
-        async with misbehaving(answer) as remote:
-            for work in (push(make().path, remote, PUSH), pull(remote, str(tmp_path / "copy.db"), PULL)):
-                monkeypatch.setattr(client_connection, "SILENCE_S_MAX", patience_s)
-                with pytest.raises(HeadwaterError, match="sent nothing") as raised:
-                    await asyncio.wait_for(work, 20)
-                assert is_partial(raised.value) == bool(says)
-
-    asyncio.run(session())
+    async with misbehaving(answer) as remote:
+        for work in (push(make().path, remote, PUSH), pull(remote, str(tmp_path / "copy.db"), PULL)):
+            monkeypatch.setattr(client_connection, "SILENCE_S_MAX", patience_s)
+            with pytest.raises(HeadwaterError, match="sent nothing") as raised:
+                await asyncio.wait_for(work, 20)
+            assert is_partial(raised.value) == bool(says)
     assert not (tmp_path / "copy.db").exists()
 
 

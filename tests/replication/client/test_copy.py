@@ -65,29 +65,28 @@ def test_a_dry_copy_leaves_nothing_beside_either_of_the_two(client_without_serve
 
 
 @pytest.mark.parametrize("mode", ["wal", "delete"])
-def test_a_copy_that_is_cancelled_leaves_nothing_beside_either_of_the_two(make: Any, children: Any, mode: str) -> None:
+async def test_a_copy_that_is_cancelled_leaves_nothing_beside_either_of_the_two(
+    make: Any, children: Any, mode: str
+) -> None:
     source, target = make(rows=50_000), make("copy.db", mode=mode)
 
-    async def cancelled() -> None:
-        is_moving = asyncio.Event()
+    is_moving = asyncio.Event()
 
-        def progress(moved: Progress) -> None:
-            if moved.sent > 1_000_000:
-                is_moving.set()
+    def progress(moved: Progress) -> None:
+        if moved.sent > 1_000_000:
+            is_moving.set()
 
-        copying = asyncio.create_task(copy(source.path, target.path, progress))
-        await is_moving.wait()
-        copying.cancel()
-        await asyncio.wait({copying})
-        assert copying.cancelled()
-
-    asyncio.run(cancelled())
+    copying = asyncio.create_task(copy(source.path, target.path, progress))
+    await is_moving.wait()
+    copying.cancel()
+    await asyncio.wait({copying})
+    assert copying.cancelled()
     assert not children()
     assert (source.beside, target.beside) == ([], [])
     assert target.run("select count(*) from t") == [(1000,)]
 
 
-def test_a_copy_with_another_page_size_that_is_cancelled_is_made_or_not_made(
+async def test_a_copy_with_another_page_size_that_is_cancelled_is_made_or_not_made(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it is made from lies beside the source, and goes when the copy ends: were it still to be read then, it would
@@ -107,18 +106,15 @@ def test_a_copy_with_another_page_size_that_is_cancelled_is_made_or_not_made(
 
     monkeypatch.setattr(Shell, "ask", slowly)
 
-    async def cancelled() -> None:
-        copying = asyncio.create_task(copy(source.path, target.path))
-        assert await asyncio.to_thread(is_begun.wait, 60)
-        for _ in range(2):  # as a user does
-            copying.cancel()
-            for _ in range(100):
-                await asyncio.sleep(0)
-        may_go_on.set()
-        await asyncio.wait({copying})
-        assert copying.cancelled()
-
-    asyncio.run(cancelled())
+    copying = asyncio.create_task(copy(source.path, target.path))
+    assert await asyncio.to_thread(is_begun.wait, 60)
+    for _ in range(2):  # as a user does
+        copying.cancel()
+        for _ in range(100):
+            await asyncio.sleep(0)
+    may_go_on.set()
+    await asyncio.wait({copying})
+    assert copying.cancelled()
     assert target.run("select count(*) from t") == [(1000,)]
     assert target.run("pragma journal_mode") == [("wal",)]
     assert sorted(os.listdir(source.path + "-headwater")) == ["lock", "state.json"]

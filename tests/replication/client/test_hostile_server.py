@@ -31,28 +31,25 @@ OFFER = {"replicaID": "r", "version": 1, "size": 409_600, "pageSize": 4096, "pag
 PATIENCE_S = 20.0
 
 
-def test_a_server_that_points_elsewhere_is_not_followed(make: Any, misbehaving: Any, tmp_path: Path) -> None:
+async def test_a_server_that_points_elsewhere_is_not_followed(make: Any, misbehaving: Any, tmp_path: Path) -> None:
     """The database and the key are for this server."""
     database, visits = make(), list[str]()
 
     async def visited(connection: ServerConnection) -> None:
         visits.append(connection.request.path)  # type: ignore[union-attr]
 
-    async def session() -> None:
-        async with misbehaving(visited) as elsewhere:
-            for location in (elsewhere.endpoint("push"), "ws://[x", "ws://host:99999999/", "/"):
+    async with misbehaving(visited) as elsewhere:
+        for location in (elsewhere.endpoint("push"), "ws://[x", "ws://host:99999999/", "/"):
 
-                def point(connection: ServerConnection, request: Any, location: str = location) -> Any:
-                    response = connection.respond(HTTPStatus.FOUND, "")
-                    response.headers["Location"] = location
-                    return response
+            def point(connection: ServerConnection, request: Any, location: str = location) -> Any:
+                response = connection.respond(HTTPStatus.FOUND, "")
+                response.headers["Location"] = location
+                return response
 
-                async with misbehaving(visited, process_request=point) as remote:
-                    for work in (push(database.path, remote, PUSH), pull(remote, str(tmp_path / "copy.db"), PULL)):
-                        with pytest.raises(UnreachableError, match=r"answered 302.*not followed"):
-                            await asyncio.wait_for(work, PATIENCE_S)
-
-    asyncio.run(session())
+            async with misbehaving(visited, process_request=point) as remote:
+                for work in (push(database.path, remote, PUSH), pull(remote, str(tmp_path / "copy.db"), PULL)):
+                    with pytest.raises(UnreachableError, match=r"answered 302.*not followed"):
+                        await asyncio.wait_for(work, PATIENCE_S)
     assert visits == []
 
 
@@ -66,7 +63,7 @@ def test_a_server_that_points_elsewhere_is_not_followed(make: Any, misbehaving: 
     ],
     ids=["without end", "a long id", "a large number", "a negative number"],
 )
-def test_what_no_server_means_is_refused_before_it_is_noted(
+async def test_what_no_server_means_is_refused_before_it_is_noted(
     make: Any, misbehaving: Any, tmp_path: Path, output: str
 ) -> None:
     database = make()
@@ -76,13 +73,10 @@ def test_what_no_server_means_is_refused_before_it_is_noted(
         await connection.send(output)
         await connection.wait_closed()
 
-    async def session() -> None:
-        async with misbehaving(answer) as remote:
-            for work in (push(database.path, remote, PUSH), pull(remote, str(tmp_path / "copy.db"), PULL)):
-                with pytest.raises(ReplicationFailedError, match="not as expected"):
-                    await asyncio.wait_for(work, PATIENCE_S)
-
-    asyncio.run(session())
+    async with misbehaving(answer) as remote:
+        for work in (push(database.path, remote, PUSH), pull(remote, str(tmp_path / "copy.db"), PULL)):
+            with pytest.raises(ReplicationFailedError, match="not as expected"):
+                await asyncio.wait_for(work, PATIENCE_S)
     assert os.listdir(tmp_path) == ["app.db"]
 
 

@@ -82,6 +82,7 @@ async def test_a_token_has_half_of_the_slots_and_the_others_go_on(
         await stack.enter_async_context(server.session(f"{way}/ns/c", key=other))
         status, why = await why_refused(server, f"{way}/ns/a", key=other)
         assert (status, "as many sessions" in why) == (503, True)
+        assert await server.refused("subscribe/ns/a", other) == 101
     assert server.endpoint._slots._taken == {}
 
 
@@ -169,6 +170,9 @@ async def test_a_silent_client_gives_its_slot_back_in_either_direction(
 ) -> None:
     async with hosted(idle_s=0.5, pushes_max=1) as server:
         await server.push(database)
+        await until(lambda: not server.endpoint._sessions)
+        async with server.session(f"push/{NAME}") as session:
+            assert (await session.text()).startswith("ABORT=FAILED:nothing came")
         await until(lambda: not server.endpoint._sessions)
         async with server.session(f"push/{NAME}") as session:
             await session.send({**announcement(database), "base": 1})

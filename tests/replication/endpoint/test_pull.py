@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from by_hand import NAME, Hosted, children, rows_of, until, write
 
-from headwater.replication.host import endpoint, pull
+from headwater.replication.host import pull
 
 StartHost = Callable[..., Hosted]
 
@@ -84,14 +84,6 @@ async def test_an_end_that_complains_to_ours_is_no_complete_pull(hosted: StartHo
             await session.send(b"\x62\x00\x00\x00\x05sorry")  # an ERROR of a replica
             await session.send({"complete": True})
             assert "sorry" in await session.text()
-
-
-async def test_only_so_many_pull_at_once(hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "PULLS_MAX", 1)
-    async with hosted() as server:
-        await server.push(database)
-        async with server.session(f"pull/{NAME}"):
-            assert await server.refused(f"pull/{NAME}") == 503
 
 
 async def test_a_server_that_stops_ends_pulls(hosted: StartHost, database: Path) -> None:

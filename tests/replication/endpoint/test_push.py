@@ -315,23 +315,3 @@ async def test_a_first_version_without_pages_makes_no_replica(hosted: StartHost,
             assert (await session.complete()).startswith("ABORT=FAILED:")
         await nothing_left(server)
         assert server.store.catalogue.find(REPLICA) is None
-
-
-async def test_a_client_that_says_nothing_is_let_go(hosted: StartHost, database: Path) -> None:
-    async with hosted(idle_s=0.3) as server:
-        async with server.session(f"push/{NAME}") as session:
-            assert (await session.text()).startswith("ABORT=FAILED:nothing came")
-        async with server.session(f"push/{NAME}") as session:
-            await session.begin(database)
-            assert (await session.text()).startswith("ABORT=FAILED:too slow: nothing moved")
-        await nothing_left(server)
-
-
-async def test_only_so_many_push_at_once(hosted: StartHost, database: Path) -> None:
-    async with hosted(pushes_max=1) as server:
-        async with server.session(f"push/{NAME}") as session:
-            await session.begin(database)
-            assert await server.refused(f"push/{NAME}") == 503
-            assert await server.refused(f"subscribe/{NAME}") == 101
-        await until(lambda: not server.endpoint._sessions)
-        assert (await server.push(database))["committedVersionID"] == 1

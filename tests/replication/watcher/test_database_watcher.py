@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import shutil
@@ -308,7 +307,7 @@ def test_other_files_of_the_directory_are_not_even_looked_at(writer: Writer, pat
 
 
 @pytest.mark.parametrize(("mode", "has_room"), [("wal", True), ("delete", True), ("truncate", True), ("wal", False)])
-def test_our_own_push_wakes_no_watcher(
+async def test_our_own_push_wakes_no_watcher(
     writer: Writer,
     path: Path,
     tmp_path: Path,
@@ -331,13 +330,10 @@ def test_our_own_push_wakes_no_watcher(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
 
-    async def push() -> None:
-        taken = snapshots.snapshot(str(path), str(elsewhere / "snapshot.db"))
-        assert taken.is_copy == has_room
-        await transfer(taken.path, str(elsewhere / "replica.db"), OriginStream())
-
     looks = watcher.looks
-    asyncio.run(push())
+    taken = snapshots.snapshot(str(path), str(elsewhere / "snapshot.db"))
+    assert taken.is_copy == has_room
+    await transfer(taken.path, str(elsewhere / "replica.db"), OriginStream())
     settle(watcher, looks)
     assert ear.news == []
     writer("INSERT INTO t VALUES (2)")
