@@ -9,7 +9,7 @@ import threading
 
 from headwater.errors import InvalidOptionError
 from headwater.formats import Span, span_ms
-from headwater.replication.names import Local, Remote, place_of
+from headwater.replication.names import Place, place_of
 from headwater.replication.outcome import OnFailure, OnOutcome, Outcome
 from headwater.replication.subscription import PushSubscription
 from headwater.replication.sync import Keys, Sync
@@ -60,9 +60,9 @@ def follow(
     return Follower(work, timers, on_outcome, on_error, coordinate=coordinate, push_on_exit=push_on_exit)
 
 
-def _absolute(place: Local | Remote) -> Local | Remote:
+def _absolute(place: Place) -> Place:
     """The current directory may change meanwhile."""
-    return Local(os.path.abspath(place.path)) if isinstance(place, Local) else place
+    return os.path.abspath(place) if isinstance(place, str) else place
 
 
 class Follower:

@@ -134,16 +134,11 @@ class Remote(msgspec.Struct, frozen=True):
         return f"{self.key}{self.version or ''}"
 
 
-class Local(msgspec.Struct, frozen=True):
-    """A database file of this machine."""
-
-    path: str
-
-    def __str__(self) -> str:
-        return self.path
+Place = str | Remote
+"""The path of a database file of this machine, or a replica."""
 
 
-def place_of(text: str) -> Local | Remote:
+def place_of(text: str) -> Place:
     """A text that begins like a url names a replica; all others are paths."""
     found = _URL.match(text)
     if found is None:
@@ -162,7 +157,7 @@ def place_of(text: str) -> Local | Remote:
                 where=text,
                 next=f"Did you mean ws://{server}/{path}? If it is a file here, write ./{text}",
             )
-        return Local(text)
+        return text
     scheme = found["scheme"].lower()
     if scheme not in _PORTS:
         next = _meant(scheme, text[found.end() :]) if scheme in _MEANT else _HOW_REMOTE

@@ -29,7 +29,7 @@ from headwater.replication.local_database import (
     settle,
     shape_of,
 )
-from headwater.replication.names import Local, Remote, VersionName, place_of
+from headwater.replication.names import Place, Remote, VersionName, place_of
 from headwater.replication.outcome import (
     Callbacks,
     OnFailure,
@@ -79,8 +79,8 @@ class Sync:
 
     def __init__(
         self,
-        source: Local | Remote,
-        target: Local | Remote,
+        source: Place,
+        target: Place,
         *,
         message: str = "",
         keys: Keys = NO_KEYS,
@@ -98,7 +98,7 @@ class Sync:
             raise InvalidOptionError(
                 "overwrite is for a pull", next="A push over a newer version: name it TARGET@latest"
             )
-        for text in (message, *(place.path for place in (source, target) if isinstance(place, Local))):
+        for text in (message, *(place for place in (source, target) if isinstance(place, str))):
             _check_text(text)
         self._options = TransferOptions(
             client_id=new_client_id(),
@@ -111,21 +111,21 @@ class Sync:
 
     def _refuse_mistyped(self) -> None:
         """Missing files and files that are no databases, before a server is asked."""
-        if isinstance(self.source, Local):
-            require_file(self.source.path)
-            check_database_file(self.source.path)
-        if isinstance(self.target, Local):
-            require_place_for(self.target.path)
-            check_database_file(self.target.path)
+        if isinstance(self.source, str):
+            require_file(self.source)
+            check_database_file(self.source)
+        if isinstance(self.target, str):
+            require_place_for(self.target)
+            check_database_file(self.target)
 
     async def once(self, on_progress: OnProgress | None = None) -> Outcome:
         self._refuse_mistyped()
         match self.source, self.target:
-            case Local(path), Remote() as remote:
+            case str(path), Remote() as remote:
                 return await push(path, remote, self._options, on_progress)
-            case Remote() as remote, Local(path):
+            case Remote() as remote, str(path):
                 return await pull(remote, path, self._options, on_progress)
-            case Local(path), Local(to):
+            case str(path), str(to):
                 return await copy(path, to, on_progress, dry=self.dry)
         raise AssertionError(self.direction)
 
@@ -146,7 +146,7 @@ class Sync:
             raise InvalidOptionError(f"--{flag} is for pushing", next="Leave it out")
         callbacks = Callbacks(on_outcome, on_progress, on_failure)
         match self.source, self.target:
-            case Local(path), Remote() as remote:
+            case str(path), Remote() as remote:
                 self._refuse_mistyped()
                 return PushSubscription(
                     path,
@@ -158,7 +158,7 @@ class Sync:
                     push_on_exit=push_on_exit,
                     watch=watch,
                 )
-            case Remote() as remote, Local(path):
+            case Remote() as remote, str(path):
                 if remote.version not in (None, VersionName()):
                     raise InvalidOptionError(
                         "a subscription follows the newest version",
@@ -180,7 +180,7 @@ def _check_text(text: str) -> None:
         raise InvalidOptionError(f"{text[:200]!a} is not UTF-8", next="Spell or name it otherwise") from None
 
 
-def _direction(source: Local | Remote, target: Local | Remote) -> Direction:
+def _direction(source: Place, target: Place) -> Direction:
     if isinstance(source, Remote) and isinstance(target, Remote):
         raise InvalidOptionError("one of the two is a file here", next="Pull it into a file first, and push that")
     if isinstance(target, Remote):

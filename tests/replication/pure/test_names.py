@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import InvalidOptionError, UnknownReplicaError
-from headwater.replication.names import Local, Remote, ReplicaName, VersionName, place_of, split_version
+from headwater.replication.names import Remote, ReplicaName, VersionName, place_of, split_version
 from headwater.topics import check_topic
 
 
@@ -101,7 +101,7 @@ def test_a_version_is_picked_among_the_kept_ones() -> None:
     "text", ["app.db", "./a://b", "C:\\data\\app.db", "a@3", "/tmp/ws:/x", "sqlite:app.db", "./host:8765/a/b", "~", " "]
 )
 def test_all_else_is_a_path(text: str) -> None:
-    assert place_of(text) == Local(text)
+    assert place_of(text) == text
     assert str(place_of(text)) == text
 
 
