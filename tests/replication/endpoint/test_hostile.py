@@ -20,7 +20,6 @@ from headwater.delivery.retry import RetryPolicy
 from headwater.errors import DiskFullError, LockedError, StoreError, UnknownReplicaError
 from headwater.replication.host import disk, events, pull, push
 from headwater.replication.host.catalogue import Catalogue
-from headwater.replication.host.store import ReplicaStore
 from headwater.replication.names import ReplicaName
 from headwater.replication.sqlite_tools import start
 from headwater.server.auth import Scopes, TokenFile
@@ -260,7 +259,7 @@ async def test_a_change_that_cannot_be_noted_ends_no_subscription(
         raise DiskFullError("no room")
 
     async with hosted() as server, server.session(f"subscribe/{NAME}") as session:
-        monkeypatch.setattr(ReplicaStore, "record_change", full)
+        monkeypatch.setattr(Catalogue, "record_change", full)
         await session.send({})
         await session.config()
         assert await session.text() == "LATEST_VERSION 0"
