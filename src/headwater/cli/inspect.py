@@ -249,9 +249,14 @@ def lag(
     columns = {name: _COLUMNS[name] for name in names}
     columns[">lag"] = lambda info: lag_text(info, alarm=info in late)
     show_list(infos, subscription_json, columns, empty="no subscriptions yet", as_json=as_json, last_seq=last_seq)
+    # A log does not know where its lakes are, so it cannot know that one was deleted.
+    idle_since_ms = time.time() * 1000 - LAKE_IDLE_MS
     for info in infos:
-        if is_idle_lake(info, time.time() * 1000) and not as_json:
-            note(lake_note(info, shown_name(path)))
+        if is_lake(info) and info.lag and info.active_ms < idle_since_ms and not as_json:
+            note(
+                f"{info.id} is the position of a lake, last moved {clock(info.active_ms)}; if that lake is gone: "
+                f"headwater subscriptions rm {shown_name(path)} {info.id}"
+            )
     if late:
         note(f"too far behind: {', '.join(info.id for info in late)}")
         raise typer.Exit(1)
@@ -266,19 +271,6 @@ def is_late(info: SubscriptionInfo, lag_max: int | None, age_ms_max: float | Non
 def is_lake(info: SubscriptionInfo) -> bool:
     """Whether it is the position of a lake (`headwater pipeline`)."""
     return info.id.startswith(LAKE_PREFIX)
-
-
-def is_idle_lake(info: SubscriptionInfo, now_ms: float) -> bool:
-    """Whether it is the position of a lake that is behind and has not moved for a day. A log does not know where its
-    lakes are, so it cannot know that one was deleted."""
-    return is_lake(info) and info.lag > 0 and now_ms - info.active_ms > LAKE_IDLE_MS
-
-
-def lake_note(info: SubscriptionInfo, path: str) -> str:
-    return (
-        f"{info.id} is the position of a lake, last moved {clock(info.active_ms)}; if that lake is gone: "
-        f"headwater subscriptions rm {path} {info.id}"
-    )
 
 
 def lag_text(info: SubscriptionInfo, *, alarm: bool = False) -> Text:

@@ -245,9 +245,8 @@ def _registered(named: Path | None, lake: str) -> Types:
     from headwater.pipeline.types import Types, load_types
 
     storage = Storage(lake)
-    folder = named or (Path(storage.root, TYPES) if storage.is_local else None)
-    is_there = folder is not None and (named is not None or folder.is_dir())
-    return load_types(folder) if folder is not None and is_there else Types()
+    folder = named or Path(storage.root, TYPES)
+    return load_types(folder) if named or (storage.is_local and folder.is_dir()) else Types()
 
 
 # --- replay ---------------------------------------------------------------------------------------------------------
