@@ -108,7 +108,7 @@ def test_help_tells_the_exit_codes_and_no_escape_codes_go_into_a_pipe(finish):
 
 
 @pytest.mark.parametrize("command", LOOKING, ids=" ".join)
-def test_looking_makes_no_log(run, path: Path, command):
+def test_looking_makes_no_log_and_leaves_an_empty_file_empty(run, path: Path, command):
     result = run(*command, path)
     assert result.code == 2
     assert result.err.splitlines() == [
@@ -116,10 +116,6 @@ def test_looking_makes_no_log(run, path: Path, command):
         f"next: Publish to it first: headwater publish {path} TOPIC DATA",
     ]
     assert not path.exists()
-
-
-@pytest.mark.parametrize("command", LOOKING, ids=" ".join)
-def test_looking_leaves_an_empty_file_empty(run, path: Path, command):
     path.touch()
     assert run(*command, path).code == 3
     assert path.stat().st_size == 0
