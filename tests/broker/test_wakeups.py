@@ -123,9 +123,11 @@ def test_what_a_waiter_is_yet_to_be_woken_for_stays_unannounced() -> None:
     wakeups = Wakeups()
     assert not wakeups.note_stored([1])
     assert (wakeups.announced, wakeups.last_known) == (1, 1)
+    assert not wakeups.note_stored([2, 3])
+    assert (wakeups.announced, wakeups.last_known) == (3, 3)
     wakeups.add(parse_pattern("a"), "reader", wake_on_settle=False)
-    assert wakeups.note_stored([2])
-    assert (wakeups.announced, wakeups.last_known) == (1, 2)
+    assert wakeups.note_stored([4])
+    assert (wakeups.announced, wakeups.last_known) == (3, 4)
 
 
 # --- in a log -----------------------------------------------------------------------------------------------------
