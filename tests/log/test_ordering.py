@@ -49,6 +49,22 @@ def test_two_consumers_keep_the_order_of_each_key(log: Log) -> None:
     assert seqs(two.fetch()) == [2]
 
 
+def test_a_redriven_message_is_in_flight_alone_of_its_key(log: Log, clock: ManualClock) -> None:
+    log.publish_many(keyed("x", "x", "x"))
+    one = log.subscribe("s", "a", mode="shared", order_key="data.k")
+    two = log.subscribe("s", "a", mode="shared", order_key="data.k")
+    one.fetch()[0].reject("broken")
+    [second] = one.fetch()
+    log.dead_letters.redrive()
+    assert one.fetch() == two.fetch() == [], "the second is in flight"
+    second.ack()
+    [first] = two.fetch()
+    assert (first.seq, one.fetch()) == (1, [])
+    first.ack()
+    assert seqs(one.fetch()) == [3]
+    assert log.dead_letters.list() == []
+
+
 def test_a_nack_holds_its_key_back_and_no_other(log: Log, clock: ManualClock) -> None:
     log.publish_many(keyed("x", "x", "y"))
     subscription = log.subscribe("s", "a", mode="shared", order_key="data.k")

@@ -253,6 +253,20 @@ def test_a_row_that_is_not_due_holds_back_the_others_of_its_key(store: Store, fi
     assert due_seqs(store, NOW, order="priority") == [2, 3]
 
 
+def test_a_former_dead_letter_waits_for_what_is_in_flight_of_its_key(store: Store) -> None:
+    """And for that alone: once its lease has run out, the row in flight is due, and not both or none."""
+    subscribe(store, "s")
+    put(store, DeliveryRow(1, 0, NOW, 0, 0, "k", 7), leased(2, NOW + 20, key="k"), waiting(3, key="k"))
+
+    assert due_seqs(store, NOW) == []
+    assert next_due_ms(store) == NOW + 20
+    assert due_seqs(store, NOW + 20) == [2]
+    with store.write() as writer:
+        writer.remove_deliveries("s", [2])
+    assert due_seqs(store, NOW) == [1]
+    assert next_due_ms(store) == NOW
+
+
 def test_next_due_is_the_earliest_of_all_rows(store: Store) -> None:
     subscribe(store, "s", "other")
     put(store, waiting(1, NOW + 30), leased(2, NOW + 20), waiting(3, NOW + 40))

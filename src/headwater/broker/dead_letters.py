@@ -13,11 +13,11 @@ import msgspec
 
 from headwater.arguments import INT64_MAX, check_choice, check_optional_text, check_whole
 from headwater.broker.committer import TransactionHooks, append
-from headwater.broker.deliveries import Failure, dead_letter, dead_letters_by_id, replace
+from headwater.broker.deliveries import Failure, dead_letter, dead_letters_by_id, key_of, replace
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow
 from headwater.broker.subscribe import check_subscription_id
-from headwater.delivery.filters import parse_regex
+from headwater.delivery.filters import Path, parse_path, parse_regex
 from headwater.delivery.retry import REASONS, Reason
 from headwater.errors import HeadwaterError, InvalidDataError, InvalidOptionError, UnknownDeadLetterError
 from headwater.formats import iso, ms_of_iso
@@ -213,6 +213,8 @@ class DeadLetters:
         failed: dict[int, str] = {}
         drafts: list[Draft] = []
         letters = _refusals(dead_letters_by_id(writer, ids), to_topic, writer)
+        ids_of_subscriptions = {letter.subscription for letter, _ in letters} if to_topic is None else ()
+        paths = {id: _key_path(writer.subscription(id)) for id in ids_of_subscriptions}
         for letter, why in letters:
             counted = replace(letter, redrives=letter.redrives + 1)
             if why is not None:
@@ -223,7 +225,9 @@ class DeadLetters:
                 writer.remove_dead_letters([letter.id])
             else:
                 writer.save_dead_letters([replace(counted, redriving=True, redrive_error=None)])
-                row = DeliveryRow(letter.message.seq, 0, now_ms, 0, letter.message.priority, None, letter.id)
+                message, path = letter.message, paths[letter.subscription]
+                key = None if path is None else key_of(message, path)
+                row = DeliveryRow(message.seq, 0, now_ms, 0, message.priority, key, letter.id)
                 writer.put_deliveries(letter.subscription, [row])
         if drafts:
             append(writer, hooks, drafts, now_ms, self._engine.dedupe)
@@ -408,6 +412,11 @@ def _refusals(
         else:
             found.append((letter, None))
     return found
+
+
+def _key_path(record: SubscriptionRecord | None) -> Path | None:
+    order_key = None if record is None else record.spec.order_key
+    return None if order_key is None else parse_path(order_key)
 
 
 def _is_on_its_way(reader: Reader, subscription: SubscriptionRecord, seq: int) -> bool:

@@ -426,7 +426,7 @@ def park_and_claim(
         ready, rows, expired = sort_fresh(messages, now_ms)
         rows += [DeliveryRow(message.seq, 0, 0, 0, message.priority) for message in ready]
         if path is not None:
-            keys = {message.seq: _key_of(message, path) for message in messages}
+            keys = {message.seq: key_of(message, path) for message in messages}
             rows = [replace(row, key=keys[row.seq]) for row in rows]
         writer.put_deliveries(record.id, rows)
         record = dead_letter_expired(writer, hooks, record, expired, now_ms)
@@ -434,7 +434,8 @@ def park_and_claim(
     return claim_due(writer, hooks, record, limit, now_ms, suspects=suspects, bytes_max=bytes_max)
 
 
-def _key_of(message: Message, path: Path) -> str | None:
+def key_of(message: Message, path: Path) -> str | None:
+    """Of messages with the same key, one at a time is in flight."""
     try:
         value = value_at(path, message.field)
     except InvalidDataError:  # unreadable: it has no key, and its handler fails

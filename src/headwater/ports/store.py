@@ -145,9 +145,9 @@ class Reader(Protocol):
         bytes_max: int | None = None,
     ) -> list[Due]:
         """Delivery rows that may be claimed now (waiting ones whose delay is over, leased ones whose lease ran out),
-        by seq or by priority (high first) then seq. Of rows with the same key only the lowest seq can be due.
-        `suspects`: only those whose lease ran out, the one that is due the longest first; or none of them.
-        `bytes_max`: as for `scan`."""
+        by seq or by priority (high first) then seq. Of rows with the same key only one can be due: one that was leased,
+        else the lowest seq. `suspects`: only those whose lease ran out, the one that is due the longest first; or none
+        of them. `bytes_max`: as for `scan`."""
 
     def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
         """When the earliest delivery row becomes due, if there is one. Rows behind another of the same key do not

@@ -110,12 +110,17 @@ ON CONFLICT (id) DO UPDATE SET
 -- :delete_subscription: remove a subscription
 DELETE FROM subscriptions WHERE id = ?
 
--- :not_behind_its_key: only the first of the delivery rows of one key can be due
+-- :not_behind_its_key: only the first of the delivery rows of one key can be due: one in flight, else the lowest seq; only
+-- a former dead letter can be lower than what is in flight
 (key IS NULL OR NOT EXISTS (
     SELECT 1 FROM deliveries AS earlier
     WHERE earlier.subscription = candidate.subscription AND earlier.key = candidate.key
-        AND earlier.seq < candidate.seq
-))
+        AND earlier.seq < candidate.seq AND (candidate.token = 0 OR earlier.token > 0)
+) AND (dead_letter IS NULL OR token > 0 OR NOT EXISTS (
+    SELECT 1 FROM deliveries AS later
+    WHERE later.subscription = candidate.subscription AND later.key = candidate.key
+        AND later.seq > candidate.seq AND later.token > 0
+)))
 
 -- :next_due_ms: when the earliest delivery row becomes due, not counting those behind another of their key
 SELECT due_at FROM deliveries AS candidate WHERE subscription = ? AND {which} AND {not_behind_its_key}
