@@ -16,17 +16,11 @@ from headwater.delivery.publishing import DedupeWindow
 from headwater.delivery.retention import Kept
 from headwater.message import make_draft
 from headwater.ports.store import Reader, Store, Writer
-from headwater.stores.postgres import PostgresStore
-from headwater.stores.sqlite import SqliteStore
 from headwater.topics import parse_pattern
 
 NOW = 1_700_000_000_000
 EVERYTHING = parse_pattern(">")
 WINDOW = DedupeWindow(span_ms=1_000, count=100)
-
-
-class Trouble(Exception):
-    """Raised by a test in the middle of a transaction."""
 
 
 def publish(store: Store, count: int, topic: str = "a") -> None:
@@ -127,38 +121,6 @@ def test_runs_are_cut_to_what_was_asked(store: Store, low: int, high: int, expec
     assert pruned(store, low, high) == expected
 
 
-def test_it_is_noted_with_the_deletion_or_not_at_all(store: Store) -> None:
-    publish(store, 9)
-    delete(store, 2, 5)
-
-    def delete_and_raise() -> None:
-        with store.write() as writer:
-            delete_in(writer, 3, 4, 8)
-            assert writer.pruned(1, 9) == [(2, 5), (8, 8)], "a writer sees what it has done"
-            raise Trouble
-
-    with pytest.raises(Trouble):
-        delete_and_raise()
-    assert pruned(store) == [(2, 2), (5, 5)]
-    with store.read() as reader:
-        assert sorted(reader.messages(range(20))) == [1, 3, 4, 6, 7, 8, 9]
-
-
-def test_they_survive_the_store(tmp_path: Path, postgres_schema_url: str) -> None:
-    for open_it in (lambda: SqliteStore(tmp_path / "log.db"), lambda: PostgresStore(postgres_schema_url)):
-        before: Store = open_it()
-        publish(before, 9)
-        delete(before, 2, 3, 7)
-        with before.write() as writer:
-            writer.save_sink_batch("s", 4, NOW)
-        before.close()
-        after: Store = open_it()
-        assert pruned(after) == [(2, 3), (7, 7)]
-        with after.read() as reader:
-            assert reader.sink_batch("s") == 4
-        after.close()
-
-
 # --- all that was ever given out is stored or pruned --------------------------------------------------------
 
 
@@ -255,19 +217,3 @@ def test_the_last_batch_of_each_sink(store: Store) -> None:
         writer.save_sink_batch("t", 2**40, NOW)
     with store.read() as reader:
         assert [reader.sink_batch(sink) for sink in ("s", "t", "u")] == [1, 2**40, None]
-
-
-def test_a_batch_that_failed_was_not_published(store: Store) -> None:
-    with store.write() as writer:
-        writer.save_sink_batch("s", 3, NOW)
-
-    def publish_and_raise() -> None:
-        with store.write() as writer:
-            writer.save_sink_batch("s", 4, NOW)
-            writer.save_sink_batch("t", 1, NOW)
-            raise Trouble
-
-    with pytest.raises(Trouble):
-        publish_and_raise()
-    with store.read() as reader:
-        assert [reader.sink_batch("s"), reader.sink_batch("t")] == [3, None]

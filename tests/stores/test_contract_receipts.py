@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.delivery.publishing import RUN_MAX, Receipt
-from headwater.ports.store import Store, Writer
-from headwater.stores.postgres import PostgresStore
-from headwater.stores.sqlite import SqliteStore
+from headwater.ports.store import Store
 
 NOW = 1_700_000_000_000
-
-
-class Trouble(Exception):
-    """Raised by a test in the middle of a transaction."""
 
 
 def add(store: Store, *receipts: Receipt, publisher: str = "p", now_ms: int = NOW) -> None:
@@ -146,45 +139,6 @@ def test_one_noted_again_is_as_young_as_that(store: Store) -> None:
     add(store, Receipt(1, 2, 1), now_ms=NOW + 5)
     assert forget_old(store, NOW + 5) == 0
     assert forget_old(store, NOW + 6) == 1
-
-
-# --- transactions -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda writer: writer.add_receipts("p", [Receipt(1, 5, 50), Receipt(9, 1, 9)], NOW + 1),
-        lambda writer: writer.forget_receipts("p", 100),
-        lambda writer: writer.forget_old_receipts(NOW + 1, 10),
-    ],
-    ids=["noting", "forgetting", "forgetting old ones"],
-)
-def test_a_transaction_that_fails_changes_nothing(store: Store, change: Callable[[Writer], object]) -> None:
-    add(store, Receipt(1, 3, 1), Receipt(4, 3, 4))
-
-    def change_and_raise() -> None:
-        with store.write() as writer:
-            before = writer.receipts("p", 1, 100)
-            change(writer)
-            assert writer.receipts("p", 1, 100) != before, "a writer sees what it has done"
-            raise Trouble
-
-    with pytest.raises(Trouble):
-        change_and_raise()
-    assert found(store) == [Receipt(1, 3, 1), Receipt(4, 3, 4)]
-    assert forget_old(store, NOW) == 0
-    assert forget_old(store, NOW + 1) == 2, "nor their time"
-
-
-def test_they_survive_the_store(tmp_path: Path, postgres_schema_url: str) -> None:
-    for open_it in (lambda: SqliteStore(tmp_path / "log.db"), lambda: PostgresStore(postgres_schema_url)):
-        before: Store = open_it()
-        add(before, Receipt(1, 3, 1))
-        before.close()
-        after: Store = open_it()
-        assert found(after) == [Receipt(1, 3, 1)]
-        after.close()
 
 
 # --- the stores agree ---------------------------------------------------------------------------------------

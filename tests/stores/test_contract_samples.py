@@ -1,25 +1,18 @@
 """What every store promises about figures over time."""
 
-import pytest
-
 from headwater import ManualClock
 from headwater.broker.engine import Engine
 from headwater.broker.flow import run_blocking
 from headwater.broker.history import take_sample
 from headwater.delivery.publishing import DedupeWindow
 from headwater.ports.records import Sample, SubscriptionSample
-from headwater.ports.store import Store, Writer
+from headwater.ports.store import Store
 
 
 def sample(at_ms: int, last_seq: int = 1) -> Sample:
     return Sample(
         at_ms, last_seq, 2**40, 3, 4, {"a": SubscriptionSample(5, 6), "ü 'quoted' \"": SubscriptionSample(7, 8)}
     )
-
-
-def _save_and_fail(writer: Writer) -> None:
-    writer.save_sample(60, 7, sample(100))
-    raise ZeroDivisionError
 
 
 def found(store: Store, step_ms: int, since_ms: int = 0) -> list[Sample]:
@@ -48,12 +41,6 @@ def test_a_slot_holds_the_last_one(store: Store) -> None:
         with store.write() as writer:
             writer.save_sample(60, 7, sample(at_ms, last_seq=at_ms))
     assert found(store, 60) == [sample(200, last_seq=200)]
-
-
-def test_nothing_stays_of_a_transaction_that_failed(store: Store) -> None:
-    with pytest.raises(ZeroDivisionError), store.write() as writer:
-        _save_and_fail(writer)
-    assert found(store, 60) == []
 
 
 def test_the_log_takes_room(store: Store) -> None:

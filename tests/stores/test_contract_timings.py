@@ -13,10 +13,6 @@ from headwater.ports.store import Store, Writer
 HOUR_MS = 3_600_000
 
 
-class Trouble(Exception):
-    """Raised by a test in the middle of a transaction."""
-
-
 @pytest.fixture
 def store(store: Store) -> Store:
     """Each with two subscriptions."""
@@ -96,30 +92,6 @@ def test_old_hours_go_so_many_at_a_time(store: Store) -> None:
         assert writer.forget_old_timings(3 * HOUR_MS, 2) == 1
         assert writer.forget_old_timings(3 * HOUR_MS, 2) == 0
     assert [timing.hour_ms for timing in found(store)] == [3 * HOUR_MS, 4 * HOUR_MS]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda writer: writer.add_timings([Timing("s", 0, "ack", 3, 1), Timing("s", 0, "ack", 4, 1)]),
-        lambda writer: writer.forget_old_timings(HOUR_MS, 10),
-        lambda writer: writer.delete_subscription("s"),
-    ],
-    ids=["adding", "forgetting", "with the subscription"],
-)
-def test_a_transaction_that_fails_changes_nothing(store: Store, change: Callable[[Writer], object]) -> None:
-    before = [Timing("s", 0, "ack", 3, 1), Timing("s", 0, "deliver", 3, 1)]
-    add(store, *before)
-
-    def change_and_raise() -> None:
-        with store.write() as writer:
-            change(writer)
-            assert writer.timings() != before, "a writer sees what it has done"
-            raise Trouble
-
-    with pytest.raises(Trouble):
-        change_and_raise()
-    assert found(store) == before
 
 
 timings = st.builds(

@@ -3,12 +3,13 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headwater.delivery.lease import Lease
-from headwater.delivery.publishing import DedupeWindow
+from headwater.delivery.publishing import DedupeWindow, Receipt
 from headwater.delivery.retention import Limits
 from headwater.errors import ClosedError, LockedError, SqlError
 from headwater.message import make_draft
@@ -18,18 +19,22 @@ from headwater.ports.records import (
     DeliveryRow,
     Gap,
     RetentionPolicy,
+    Sample,
     Selection,
     SubscriptionRecord,
     SubscriptionSpec,
+    Timing,
 )
 from headwater.ports.store import Reader, Store, Writer
+from headwater.stores.postgres import PostgresStore
 from headwater.stores.sql import OWN_TABLES
-from headwater.stores.sqlite import MemoryStore
+from headwater.stores.sqlite import MemoryStore, SqliteStore
 from headwater.topics import parse_pattern
 
 NOW = 1_700_000_000_000
 WINDOW = DedupeWindow()
 EVERYTHING = Selection(parse_pattern(">"))
+SAMPLE = Sample(NOW, 1, 2, 3, 4, {})
 WAIT_S = 30.0  # so long only if something is broken
 
 
@@ -64,6 +69,11 @@ def everything(reader: Reader) -> dict[str, Any]:
         "gaps": {id: (reader.gaps(id), reader.gap_total(id)) for id in ids},
         "retention": reader.retention(),
         "leases": [reader.lease(resource) for resource in ("held", "new")],
+        "receipts": reader.receipts("p", 1, 100),
+        "pruned": reader.pruned(0, 1_000),
+        "sinks": [reader.sink_batch(sink) for sink in ("s", "t")],
+        "timings": reader.timings(),
+        "samples": reader.samples(60),
     }
 
 
@@ -88,6 +98,11 @@ def fill(writer: Writer) -> None:
         writer.save_dead_letters([DeadLetter(0, "s", message, "rejected", 1, NOW, error=error)])
     writer.set_retention(RetentionPolicy("a", Limits(max_count=1)))
     writer.save_lease("held", Lease("me", 1, NOW))
+    writer.add_receipts("p", [Receipt(1, 3, 1), Receipt(4, 3, 4)], NOW)
+    writer.delete_messages(writer.oldest(EVERYTHING.pattern, 1, 1))
+    writer.save_sink_batch("s", 3, NOW)
+    writer.add_timings([Timing(id, 0, "ack", 3, 1) for id in ("s", "t")])
+    writer.save_sample(60, 7, SAMPLE)
 
 
 def change_everything(writer: Writer) -> None:
@@ -115,6 +130,13 @@ def change_everything(writer: Writer) -> None:
     writer.remove_retention("a", "nats")
     writer.save_lease("held", Lease("you", 2, NOW))
     writer.save_lease("new", Lease("you", 1, NOW))
+    writer.forget_receipts("p", 4)
+    writer.add_receipts("p", [Receipt(4, 3, 4), Receipt(9, 1, 9)], NOW + 1)
+    writer.save_sink_batch("s", 4, NOW)
+    writer.save_sink_batch("t", 1, NOW)
+    writer.forget_old_timings(1, 10)
+    writer.add_timings([Timing("s", 0, "ack", 4, 1)])
+    writer.save_sample(60, 7, Sample(NOW + 60, 1, 2, 3, 4, {}))
 
 
 def test_a_block_that_raises_leaves_no_trace(store: Store) -> None:
@@ -128,18 +150,40 @@ def test_a_block_that_raises_leaves_no_trace(store: Store) -> None:
     with store.write() as writer:
         assert append(writer, "again", id="remembered") == [4]
         assert append(writer, "first try", id="new") == [5]
+        assert writer.forget_old_receipts(NOW + 1, 10) == 2, "the times of receipts are those that were"
 
 
 def test_a_block_that_ends_well_leaves_all(store: Store) -> None:
     with store.write() as writer:
         fill(writer)
+        before = everything(writer)
     with store.write() as writer:
         change_everything(writer)
         changed = everything(writer)
 
+    assert [name for name in before if before[name] == changed[name]] == [], "a writer sees what it has done"
     assert snapshot(store) == changed
     with store.write() as writer:
         assert append(writer, "forgotten", id="remembered") == [8]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_all_of_it_is_there_when_the_store_is_opened_again(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    def open_it() -> Store:
+        if kind == "sqlite":
+            return SqliteStore(tmp_path / "log.db")
+        return PostgresStore(request.getfixturevalue("postgres_schema_url"))
+
+    opened = open_it()
+    with opened.write() as writer:
+        fill(writer)
+        before = everything(writer)
+    opened.close()
+    again = open_it()
+    assert snapshot(again) == before
+    again.close()
 
 
 def test_a_rolled_back_append_leaves_the_log_empty(store: Store) -> None:
