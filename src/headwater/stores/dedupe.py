@@ -14,6 +14,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from headwater.arguments import check_whole
@@ -37,6 +38,7 @@ from headwater.stores.sqlite.connection import (
     Durability,
     check_file,
     connect,
+    immediate,
     refuse_unsafe_sqlite,
     translated,
     use_wal,
@@ -281,30 +283,18 @@ class SqliteDedupe(BaseDedupe):
             self._connection = connect(file, durability=durability, busy_timeout_ms=busy_timeout_ms)
             try:
                 use_wal(self._connection, file, busy_timeout_ms)
-                self._transact(_SCHEMA, {})
+                with immediate(self._connection):
+                    self._connection.execute(_SCHEMA)
             except BaseException:
                 self._connection.close()
                 raise
 
     def _run(self, step: str, *, durable: bool = True, **values: Any) -> list[Any]:
+        statement = SQL[step]
         with self._turn, translated(self.name):
             self._connection.pragma("synchronous", self._synchronous[durable])
-            return self._transact(SQL[step], values)
-
-    def _transact(self, sql: str, bindings: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """Begun as a writer, for a reader that becomes one may be refused however long it would wait."""
-        connection = self._connection
-        if sql.startswith("SELECT"):
-            return connection.execute(sql, bindings).fetchall()
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            rows = connection.execute(sql, bindings).fetchall()
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-        return rows
+            with nullcontext() if statement.startswith("SELECT") else immediate(self._connection):
+                return self._connection.execute(statement, values).fetchall()
 
     def _close(self) -> None:
         with self._turn, translated(self.name):

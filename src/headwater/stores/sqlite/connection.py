@@ -83,6 +83,19 @@ def refuse_unsafe_sqlite() -> None:
 
 
 @contextmanager
+def immediate(connection: apsw.Connection) -> Iterator[None]:
+    """A transaction that begins as a writer: a reader that becomes one may be refused however long it would wait."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # some errors make SQLite roll back by itself
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
 def translated(where: str) -> Iterator[None]:
     """Inside, SQLite's errors come out as Headwater's."""
     try:

@@ -6,7 +6,7 @@ import apsw
 
 from headwater.errors import NotALogError, ReadOnlyError
 from headwater.stores.sql import facts_of_new_log, newer_schema
-from headwater.stores.sqlite.connection import SCHEMA, SQL, use_wal
+from headwater.stores.sqlite.connection import SCHEMA, SQL, immediate, use_wal
 
 # The statements that lead from version N to N + 1 stand at index N - 1. A release never changes one that was shipped.
 MIGRATIONS: list[str] = [
@@ -102,7 +102,7 @@ def prepare(connection: apsw.Connection, path: str, *, adopt: bool, busy_timeout
     use_wal(connection, path, busy_timeout_ms)
     if version == SCHEMA_VERSION:
         return
-    with _immediate(connection):
+    with immediate(connection):
         version = _version(connection, _tables(connection))  # another process may have been quicker
         if version is None:
             _create(connection, path)
@@ -151,18 +151,6 @@ def _create(connection: apsw.Connection, path: str) -> None:
         ) from exc
     for fact in facts_of_new_log(SCHEMA_VERSION):
         connection.execute(SQL["set_fact"], fact)
-
-
-class _immediate:
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: object, *rest: object) -> None:
-        if kind is None or self._connection.in_transaction:  # some errors make SQLite roll back by itself
-            self._connection.execute("COMMIT" if kind is None else "ROLLBACK")
 
 
 def _tables(connection: apsw.Connection) -> set[str]:
