@@ -806,6 +806,10 @@ class SqlWriter(SqlReader):
     def _add_pruned(self, runs: Sequence[Run]) -> None:
         raise NotImplementedError
 
+    def _delete(self, seqs: list[int]) -> list[int]:
+        """Those that were there. The stored counts go down by them."""
+        raise NotImplementedError
+
     def append(self, drafts: Sequence[Draft], now_ms: int, window: DedupeWindow) -> Appended:
         if not drafts:
             return Appended([], frozenset())
@@ -867,6 +871,15 @@ class SqlWriter(SqlReader):
 
     def remove_retention(self, pattern: str, dialect: Dialect) -> bool:
         return self._changed("remove_retention", pattern, dialect) > 0
+
+    def delete_messages(self, gone: Sequence[Kept]) -> None:
+        if not gone:
+            return
+        counted_to = self._counted_to()
+        seqs = sorted({kept.seq for kept in gone})
+        if seqs[-1] > counted_to:  # count them in first, or their topic's last seq would be forgotten
+            self._fold(counted_to, min(seqs[-1], self.last_seq()))
+        self._note_pruned(self._delete(seqs))
 
     def _note_pruned(self, seqs: Sequence[int]) -> None:
         """Only the runs right beside are looked at, so that it costs the same however many there are."""

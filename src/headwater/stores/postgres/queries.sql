@@ -203,7 +203,7 @@ WHERE relkind = 'r' AND relnamespace = to_regnamespace(quote_ident(current_schem
 SELECT '[' || coalesce(string_agg(figures, ',' ORDER BY at), '') || ']' FROM samples WHERE step = ? AND at >= ?
 
 -- :fact_to_change: one fact, locked until this transaction ends
-SELECT value FROM headwater WHERE name = ? FOR NO KEY UPDATE
+{fact} FOR NO KEY UPDATE
 
 -- :subscription_to_change: one subscription and its version, locked until this transaction ends
 SELECT {subscription_columns}, xmin::text FROM subscriptions WHERE id = ? FOR NO KEY UPDATE
@@ -283,15 +283,16 @@ WITH there AS MATERIALIZED (
 INSERT INTO deliveries (subscription, attempts, due_at, token, priority, key, dead_letter, seq)
 SELECT $1::text, $2::integer, $3::bigint, $4::bigint, $5::integer, $6::text, $7::bigint, unnest($8::bigint[])
 WHERE (SELECT some_row FROM there)
-ON CONFLICT (subscription, seq) DO UPDATE SET
-    attempts = excluded.attempts, due_at = excluded.due_at, token = excluded.token, priority = excluded.priority,
-    key = excluded.key, dead_letter = excluded.dead_letter
+{or_replace}
 
 -- :put_mixed_deliveries: the same for rows that differ in everything
 INSERT INTO deliveries (subscription, seq, attempts, due_at, token, priority, key, dead_letter)
 SELECT ?, * FROM unnest(
     ?::bigint[], ?::integer[], ?::bigint[], ?::bigint[], ?::integer[], ?::text[], ?::bigint[]
 )
+{or_replace}
+
+-- :or_replace: a delivery row that is there already
 ON CONFLICT (subscription, seq) DO UPDATE SET
     attempts = excluded.attempts, due_at = excluded.due_at, token = excluded.token, priority = excluded.priority,
     key = excluded.key, dead_letter = excluded.dead_letter

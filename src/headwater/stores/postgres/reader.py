@@ -162,15 +162,13 @@ class PostgresReader(SqlReader):
         return found, last, len(found) == limit
 
     def _page(self, condition: Condition, after: int, end: int, limit: int) -> tuple[list[Message], int]:
-        messages, last = self._decoded(*self._page_statement(condition, after, end, limit))
+        bindings = (self._salt, self._salt, after, end, *condition.params, limit)
+        messages, last = self._decoded(condition.into(SQL["scan"]), bindings)
         if messages is None:
             bindings = (after, min(end, last), *condition.params, limit)
             rows = self._execute(condition.into(SQL["scan_seqs"]), bindings).rows()
             messages = self._one_by_one(seq for (seq,) in rows)
         return messages, last
-
-    def _page_statement(self, condition: Condition, after: int, end: int, limit: int) -> tuple[str, tuple[Any, ...]]:
-        return condition.into(SQL["scan"]), (self._salt, self._salt, after, end, *condition.params, limit)
 
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
         wanted = list(seqs)

@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.delivery.lease import Lease
 from headwater.delivery.publishing import Receipt
-from headwater.delivery.retention import Kept, Run
+from headwater.delivery.retention import Run
 from headwater.errors import InvalidDataError, InvalidOptionError
 from headwater.message import EXTRA_FIELDS, Draft, Extras
 from headwater.ports.records import (
@@ -381,14 +381,8 @@ class PostgresWriter(PostgresReader, SqlWriter):
         super().add_gap(gap)
         self.has_news = True
 
-    def delete_messages(self, gone: Sequence[Kept]) -> None:
-        if not gone:
-            return
-        counted_to = self._counted_to()
-        seqs = sorted({kept.seq for kept in gone})
-        if seqs[-1] > counted_to:  # count them in first, or their topic's last seq would be forgotten
-            self._fold(counted_to, min(seqs[-1], self.last_seq()))
-        self._note_pruned(SEQS.decode(self._change("delete_messages", (array_of(seqs),)).text() or b"[]"))
+    def _delete(self, seqs: list[int]) -> list[int]:
+        return SEQS.decode(self._change("delete_messages", (array_of(seqs),)).text() or b"[]")
 
     def _add_pruned(self, runs: Sequence[Run]) -> None:
         firsts, lasts = zip(*runs, strict=True)

@@ -11,11 +11,11 @@ import apsw
 import msgspec
 
 from headwater.delivery.publishing import Receipt
-from headwater.delivery.retention import Kept, Run
+from headwater.delivery.retention import Run
 from headwater.errors import SqlError
 from headwater.message import EXTRA_FIELDS, Draft, Extras
 from headwater.ports.records import DeadLetter, DeliveryRow, SubscriptionRecord, Timing
-from headwater.stores.sql import OWN_TABLES, SqlWriter, declared_values, letter_values, moved_values, to_json
+from headwater.stores.sql import OWN_TABLES, SEQS, SqlWriter, declared_values, letter_values, moved_values, to_json
 from headwater.stores.sqlite.connection import SQL
 from headwater.stores.sqlite.reader import SqliteReader
 
@@ -93,46 +93,39 @@ class SqliteWriter(SqliteReader, SqlWriter):
         self._connection.executemany(SQL["add_receipt"], rows)
 
     def save_subscription(self, record: SubscriptionRecord) -> None:
-        self._connection.execute(SQL["save_subscription"], (*declared_values(record), *moved_values(record)))
+        self._later("save_subscription", (*declared_values(record), *moved_values(record)))
 
     def put_deliveries(self, subscription: str, rows: Sequence[DeliveryRow]) -> None:
         alike: dict[tuple[Any, ...], list[int]] = {}
         for row in rows:  # a claimed batch differs in nothing but its seqs
             alike.setdefault(msgspec.structs.astuple(row)[1:], []).append(row.seq)
         for common, seqs in alike.items():
-            self._connection.execute(SQL["put_deliveries"], (subscription, *common, to_json(seqs)))
+            self._later("put_deliveries", (subscription, *common, to_json(seqs)))
 
     def end_leases(self, subscription: str, now_ms: int) -> None:
-        self._connection.execute(SQL["end_leases"], (now_ms, subscription, now_ms))
+        self._later("end_leases", (now_ms, subscription, now_ms))
 
     def remove_deliveries(self, subscription: str, seqs: Sequence[int]) -> None:
         if seqs:
-            self._connection.execute(SQL["remove_deliveries"], (subscription, to_json(list(seqs))))
+            self._later("remove_deliveries", (subscription, to_json(list(seqs))))
 
     def save_dead_letters(self, letters: Sequence[DeadLetter]) -> list[int]:
         return [self._value("save_dead_letter", *letter_values(letter)) for letter in letters]
 
-    def delete_messages(self, gone: Sequence[Kept]) -> None:
-        if not gone:
-            return
-        counted_to = self._counted_to()
-        seqs = sorted({kept.seq for kept in gone})
-        highest = seqs[-1]
-        if highest > counted_to:  # count them in first, or their topic's last seq would be forgotten
-            self._fold(counted_to, highest)
-        seqs_json = to_json(seqs)
-        by_topic = self._value("present", seqs_json)
+    def _delete(self, seqs: list[int]) -> list[int]:
+        wanted = to_json(seqs)
+        by_topic = self._value("present", wanted)
         if sum(count for _, count, _ in _present.decode(by_topic)) < len(seqs):
-            seqs = msgspec.json.decode(self._value("present_seqs", seqs_json))
-        self._connection.execute(SQL["delete_messages"], (seqs_json,))
-        self._connection.execute(SQL["uncount"], (by_topic,))
-        self._note_pruned(seqs)
+            seqs = SEQS.decode(self._value("present_seqs", wanted))
+        self._later("delete_messages", (wanted,))
+        self._later("uncount", (by_topic,))
+        return seqs
 
     def _add_pruned(self, runs: Sequence[Run]) -> None:
         self._in_chunks(_ADD_PRUNED, list(chain.from_iterable(runs)), len(runs))
 
     def add_timings(self, timings: Sequence[Timing]) -> None:
-        self._connection.execute(SQL["add_timings"], (to_json(timings),))
+        self._later("add_timings", (to_json(timings),))
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         self._connection.authorizer = _only_the_users_own
