@@ -576,7 +576,8 @@ class SqlReader:
         """As the binding of {among}."""
         raise NotImplementedError
 
-    def _wanted(self, selection: Selection) -> Wanted:
+    @staticmethod
+    def _wanted(selection: Selection) -> Wanted:
         raise NotImplementedError
 
     def _tried(self, selection: Selection, ask: Callable[[Wanted], AnswerT]) -> AnswerT | None:
@@ -815,11 +816,12 @@ class SqlWriter(SqlReader):
             return Appended([], frozenset())
         last = self._last_to_publish_after()
         plain = {*map(_extras, drafts), *map(_id, drafts)} == {None}
+        if not plain:
+            self._refuse_unstorable(drafts)
         if plain or not any(draft.id is not None for draft in drafts):
             seqs = list(range(last + 1, last + 1 + len(drafts)))
             self._store(drafts, seqs, now_ms, plain)
             return Appended(seqs, frozenset())
-        self._refuse_unstorable(drafts)
         scoped = scoped_ids(drafts)
         assigned = assign_seqs(drafts, scoped, last, self._remembered(scoped, last, now_ms, window))
         if assigned.fresh:

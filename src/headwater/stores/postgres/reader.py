@@ -57,7 +57,7 @@ class PostgresReader(SqlReader):
     """`ports.store.Reader` over a connection that is inside a transaction."""
 
     _sql: ClassVar = {name: sql.replace("{locked}", "") for name, sql in SQL.items()}
-    _among = AMONG
+    _among, _wanted = AMONG, staticmethod(wanted_by)
     _error_line = f"left(split_part(error, E'\\n', 1), {ERROR_LINE_CHARS})"
 
     def __init__(
@@ -105,9 +105,6 @@ class PostgresReader(SqlReader):
                 stopped_at = self._quiet_to(wanted, after, stopped_at, last if upto is None else end)
         messages = self.messages(seqs)
         return Scan([messages[seq] for seq in seqs if seq in messages], stopped_at)
-
-    def _wanted(self, selection: Selection) -> Wanted:
-        return wanted_by(selection)
 
     def _found_candidates(self, sql: str, bindings: Sequence[Any]) -> list[Candidate]:
         return [Candidate(*row) for row in self._execute(sql, bindings).rows()]

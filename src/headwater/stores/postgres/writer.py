@@ -138,7 +138,14 @@ class PostgresWriter(PostgresReader, SqlWriter):
         return self._last
 
     def _refuse_unstorable(self, drafts: Sequence[Draft]) -> None:
-        _refuse_nul(drafts)
+        for draft in drafts:
+            if draft.id is not None and "\0" in draft.id:
+                raise _nul("id", draft.topic)
+            if draft.extras is not None:
+                for name in _TEXTS:
+                    value = getattr(draft.extras, name)
+                    if value is not None and "\0" in value:
+                        raise _nul(name, draft.topic)
 
     def _known_ids(self, scoped: list[str]) -> Iterable[tuple[Any, ...]]:
         return self._rows("known_ids", scoped)
@@ -147,10 +154,8 @@ class PostgresWriter(PostgresReader, SqlWriter):
         self._later("remember_ids", (now_ms, array_of(new.values()), list(new)))
 
     def _store(self, drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int, plain: bool) -> None:
-        if not plain:
-            _refuse_nul(drafts)
-            if any(draft.published_ms is not None for draft in drafts):
-                self._note_unordered(drafts, seqs, now_ms)
+        if not plain and any(draft.published_ms is not None for draft in drafts):
+            self._note_unordered(drafts, seqs, now_ms)
         with self.connection.cursor().copy(SQL["copy_plain" if plain else "copy_full"].encode()) as copy:
             if plain:
                 # Large messages go in smaller parts: each part is held three times over while it is written down.
@@ -426,17 +431,6 @@ def _plain_rows(drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int) -> st
     for character, escaped in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
         text = text.replace(character, escaped)
     return text.replace("\0", "\t").replace("\1", "\n")
-
-
-def _refuse_nul(drafts: Iterable[Draft]) -> None:
-    for draft in drafts:
-        if draft.id is not None and "\0" in draft.id:
-            raise _nul("id", draft.topic)
-        if draft.extras is not None:
-            for name in _TEXTS:
-                value = getattr(draft.extras, name)
-                if value is not None and "\0" in value:
-                    raise _nul(name, draft.topic)
 
 
 def _nul(what: str, where: str) -> InvalidOptionError:

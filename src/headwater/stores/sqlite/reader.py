@@ -60,7 +60,7 @@ _NEXT_DUE = {suspects: SQL["next_due_ms"].replace("{which}", WHICH[suspects]) fo
 class SqliteReader(SqlReader):
     """`ports.store.Reader` over a connection that is inside a transaction."""
 
-    _sql, _among = SQL, AMONG
+    _sql, _among, _wanted = SQL, AMONG, staticmethod(wanted_by)
     _error_line = f"substr(error || char(10), 1, min(instr(error || char(10), char(10)) - 1, {ERROR_LINE_CHARS}))"
 
     def __init__(self, connection: apsw.Connection, salt: int, topics: TopicTail | None = None) -> None:
@@ -95,9 +95,6 @@ class SqliteReader(SqlReader):
         seqs, stopped_at, _ = self._sifted(selection, after, end, limit)
         messages = self.messages(seqs)
         return Scan([messages[seq] for seq in seqs], end if stopped_at is None else stopped_at)
-
-    def _wanted(self, selection: Selection) -> Wanted:
-        return wanted_by(selection)
 
     def _tried(self, selection: Selection, ask: Callable[[Wanted], AnswerT]) -> AnswerT | None:
         try:
