@@ -32,6 +32,16 @@ SELECT seq FROM messages WHERE seq BETWEEN ? AND ? AND published_at >= ? ORDER B
 -- :bounds: the first and last seq in the log
 SELECT coalesce(min(seq), 0), coalesce(max(seq), 0) FROM messages
 
+-- :receipts: what a publisher has stored in a range of its numbers: the last one that begins at or below it, and those
+-- that begin inside; receipts do not overlap
+SELECT {json_rows}(number, length, seq){as_json} FROM (
+    SELECT * FROM (
+        SELECT number, length, seq FROM receipts WHERE publisher = ? AND number <= ? ORDER BY number DESC LIMIT 1
+    ) AS last
+    UNION ALL
+    SELECT number, length, seq FROM receipts WHERE publisher = ? AND number > ? AND number < ?
+) AS near
+
 -- :forget_receipts: a publisher has heard of all below a number
 DELETE FROM receipts WHERE publisher = ? AND number + length <= ?
 

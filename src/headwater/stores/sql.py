@@ -18,7 +18,7 @@ import msgspec
 
 from headwater.delivery.filters import Where
 from headwater.delivery.lease import Lease
-from headwater.delivery.publishing import DedupeWindow
+from headwater.delivery.publishing import DedupeWindow, Receipt
 from headwater.delivery.retention import Kept, Limits, Run, merged, runs_of
 from headwater.delivery.window import WindowState
 from headwater.errors import InvalidDataError, NewerSchemaError
@@ -99,6 +99,7 @@ DELIVERIES = msgspec.json.Decoder(list[DeliveryRow])
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _letter_counts = msgspec.json.Decoder(list[tuple[str, int]])
 _letter_groups = msgspec.json.Decoder(list[LetterGroup])
+_receipts = msgspec.json.Decoder(list[Receipt])
 _texts = msgspec.json.Decoder(list[str])
 _kept = msgspec.json.Decoder(list[tuple[int, str, int, int]])
 _limits = msgspec.json.Decoder(Limits)
@@ -744,6 +745,10 @@ class SqlReader:
 
     def gap_total(self, subscription: str) -> int:
         return int(self._value("gap_total", subscription))
+
+    def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
+        near = _receipts.decode(self._value("receipts", publisher, first, publisher, first, first + count))
+        return [each for each in near if each.number < first + count and each.number + each.length > first]
 
     def pruned(self, low: int, high: int) -> list[Run]:
         return RUNS.decode(self._value("pruned", low, high))

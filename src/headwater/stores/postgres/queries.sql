@@ -124,14 +124,6 @@ DELETE FROM remembered_ids WHERE seq = ANY(ARRAY(
     SELECT seq FROM remembered_ids WHERE seq <= ? OR published_at < ? ORDER BY seq LIMIT ? FOR UPDATE SKIP LOCKED
 ))
 
--- :receipts: what a publisher has stored in a range of its numbers: the last one that begins at or below it, and those
--- that begin inside; receipts do not overlap
-SELECT {json_rows}(number, length, seq){as_json} FROM (
-    (SELECT number, length, seq FROM receipts WHERE publisher = ? AND number <= ? ORDER BY number DESC LIMIT 1)
-    UNION ALL
-    SELECT number, length, seq FROM receipts WHERE publisher = ? AND number > ? AND number < ?
-) AS near
-
 -- :add_receipts: note what numbers became which seqs
 INSERT INTO receipts (publisher, number, length, seq, at)
 SELECT ?, number, length, seq, ?::bigint FROM unnest(?::bigint[], ?::bigint[], ?::bigint[]) AS new(number, length, seq)

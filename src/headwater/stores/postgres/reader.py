@@ -10,7 +10,6 @@ import msgspec
 import psycopg
 from psycopg import errors
 
-from headwater.delivery.publishing import Receipt
 from headwater.delivery.retention import Kept
 from headwater.message import HEADERS_AT, NO_HEADERS, Message
 from headwater.ports.records import (
@@ -46,8 +45,6 @@ from headwater.topics import Pattern
 TEXT_MESSAGES_MAX = 500  # how many messages travel as one text, which may have 1 GB
 UNKNOWN_MESSAGES_MAX = 32  # how many are read before it is known how large they are, where that matters
 LETTERS_AT_ONCE = 100  # the most dead letters whose sizes are looked at to find out how many make a page
-
-RECEIPTS = msgspec.json.Decoder(list[Receipt])
 
 LOOK_AHEAD = SQL["look_ahead"].replace("{which}", WHICH[None])
 _NOT_FOR_SQL = (psycopg.DataError, errors.StatementTooComplex, errors.ProgramLimitExceeded)
@@ -251,10 +248,6 @@ class PostgresReader(SqlReader):
         while page := self._execute(sql, (after, *condition.params, LETTERS_AT_ONCE, LETTERS_BYTES_MAX)).rows():
             yield from map(letter_of, page)
             after = page[-1][0]
-
-    def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
-        near = RECEIPTS.decode(self._value("receipts", publisher, first, publisher, first, first + count))
-        return [each for each in near if each.number < first + count and each.number + each.length > first]
 
     def _execute(self, sql: str, bindings: Sequence[Any] = ()) -> Statement:
         if self._interruption is not None:  # between two statements there is nothing that could be cancelled

@@ -66,9 +66,6 @@ SELECT value, key, ? FROM json_each(?)
 DELETE FROM remembered_ids
 WHERE seq IN (SELECT seq FROM remembered_ids WHERE seq <= ? OR published_at < ? ORDER BY seq LIMIT ?)
 
--- :receipts: what a publisher has stored, from below a number down
-SELECT number, length, seq FROM receipts WHERE publisher = ? AND number < ? ORDER BY number DESC
-
 -- :add_receipt: note what numbers became which seqs
 INSERT OR REPLACE INTO receipts (publisher, number, length, seq, at) VALUES (?, ?, ?, ?, ?)
 

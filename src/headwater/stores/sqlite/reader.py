@@ -9,7 +9,6 @@ from typing import Any
 import apsw
 import msgspec
 
-from headwater.delivery.publishing import Receipt
 from headwater.message import HEADERS_AT, NO_HEADERS, Message
 from headwater.ports.records import (
     ERROR_LINE_CHARS,
@@ -127,20 +126,17 @@ class SqliteReader(SqlReader):
             self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, usual)
 
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
-        wanted = list(seqs)
-        try:
-            text = self._value("messages", self._salt, to_json(wanted))
-            found = MESSAGES.decode(text) if text else []
-        except (*UNREADABLE, apsw.TooBigError):
-            found = self._one_by_one(wanted)
-        return {message.seq: message for message in found}
+        return self._read("messages", list(seqs))
 
     def heads(self, seqs: Iterable[int]) -> dict[int, Message]:
-        wanted = list(seqs)
+        return self._read("heads", list(seqs))
+
+    def _read(self, name: str, seqs: list[int]) -> dict[int, Message]:
         try:
-            found = MESSAGES.decode(self._value("heads", self._salt, to_json(wanted)))
-        except UNREADABLE:
-            found = self._one_by_one(wanted)
+            text = self._value(name, self._salt, to_json(seqs))
+            found = MESSAGES.decode(text) if text else []
+        except (*UNREADABLE, apsw.TooBigError):
+            found = self._one_by_one(seqs)
         return {message.seq: message for message in found}
 
     def _one_by_one(self, seqs: Iterable[int]) -> list[Message]:
@@ -197,16 +193,6 @@ class SqliteReader(SqlReader):
         sql = condition.into(SQL["dead_letters"])
         with contextlib.closing(self._connection.execute(sql, (after, *condition.params))) as rows:
             return letters_page(map(letter_of, rows), query, limit)
-
-    def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
-        found: list[Receipt] = []
-        with contextlib.closing(self._connection.execute(SQL["receipts"], (publisher, first + count))) as rows:
-            for number, length, seq in rows:
-                if number + length > first:
-                    found.append(Receipt(number, length, seq))
-                if number <= first:  # receipts do not overlap: those further down end below
-                    break
-        return found[::-1]
 
     def _numbers(self, numbers: Iterable[int]) -> str:
         return to_json(list(numbers))
