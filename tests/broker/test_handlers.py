@@ -118,26 +118,20 @@ def test_a_handler_that_goes_on_raising_ends_in_a_dead_letter_with_its_stack(log
     assert letter.handler.endswith("handle")
 
 
-def test_reject_dead_letters_at_once(log: Log, settled: Settled) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"), [(Reject("no use"), "rejected"), (InvalidDataError("not JSON"), "processing_error")]
+)
+def test_what_is_rejected_or_cannot_be_read_is_not_tried_again(
+    log: Log, settled: Settled, error: Exception, reason: str
+) -> None:
     @log.on("a", id="h")
     def handle(message: Any) -> None:
-        raise Reject("no use")
+        raise error
 
     log.publish("a", 1)
     log.start()
     settled.wait("h")
-    assert fields(log.dead_letters.list()[0]) == ("rejected", "Reject: no use", 1)
-
-
-def test_what_cannot_be_read_is_not_tried_again(log: Log, settled: Settled) -> None:
-    @log.on("a", id="h")
-    def handle(message: Any) -> None:
-        raise InvalidDataError("not JSON")
-
-    log.publish("a", 1)
-    log.start()
-    settled.wait("h")
-    assert fields(log.dead_letters.list()[0]) == ("processing_error", "InvalidDataError: not JSON", 1)
+    assert fields(log.dead_letters.list()[0]) == (reason, f"{type(error).__name__}: {error}", 1)
 
 
 def test_a_handler_may_settle_by_itself(log: Log, settled: Settled) -> None:

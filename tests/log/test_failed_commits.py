@@ -1,34 +1,12 @@
 """When the database says no, memory and database still agree: nothing is lost, nothing is done twice."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from full_disk import full_disk
 
 from headwater import Log, ManualClock
 from headwater.errors import DiskFullError
-
-
-@pytest.fixture
-def full_disk(log: Log, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    """`with full_disk():` every commit fails, after all the work for it was done."""
-    store = log._core.engine.store
-    write = store.write
-
-    @contextmanager
-    def failing_write(*arguments: Any, **options: Any) -> Iterator[Any]:
-        with write(*arguments, **options) as writer:
-            yield writer
-            raise DiskFullError("the disk is full")
-
-    @contextmanager
-    def full() -> Iterator[None]:
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "write", failing_write)
-            yield
-
-    return full
 
 
 def drain(subscription: Any) -> list[tuple[int, int]]:
@@ -39,29 +17,29 @@ def drain(subscription: Any) -> list[tuple[int, int]]:
     return received
 
 
-def test_a_failed_publish_took_no_seq(log: Log, full_disk: Any) -> None:
-    with full_disk(), pytest.raises(DiskFullError):
+def test_a_failed_publish_took_no_seq(log: Log) -> None:
+    with full_disk(log), pytest.raises(DiskFullError):
         log.publish("a", 1, id="x")
     assert log.last_seq() == 0
     assert log.publish("a", 1, id="x") == 1
     assert log.publish("a", 1, id="x") == 1
 
 
-def test_a_failed_fetch_delivered_nothing(log: Log, mode: Any, full_disk: Any) -> None:
+def test_a_failed_fetch_delivered_nothing(log: Log, mode: Any) -> None:
     log.publish_many([("a", 1), ("a", 2, {"delay": 0}), ("a", 3, {"ttl": 60})])
     subscription = log.subscribe("s", "a", mode=mode)
-    with full_disk(), pytest.raises(DiskFullError):
+    with full_disk(log), pytest.raises(DiskFullError):
         subscription.fetch()
     assert log.subscription("s").in_flight == 0
     assert drain(subscription) == [(1, 1), (2, 1), (3, 1)]
 
 
 @pytest.mark.parametrize("settle", ["ack", "nack", "reject"])
-def test_a_failed_settling_may_be_tried_again(log: Log, mode: Any, full_disk: Any, settle: str) -> None:
+def test_a_failed_settling_may_be_tried_again(log: Log, mode: Any, settle: str) -> None:
     log.publish_many([("a", 1), ("a", 2)])
     subscription = log.subscribe("s", "a", mode=mode)
     first, second = subscription.fetch()
-    with full_disk(), pytest.raises(DiskFullError):
+    with full_disk(log), pytest.raises(DiskFullError):
         getattr(first, settle)()
     assert not first.settled
     assert log.subscription("s").in_flight == 2
@@ -71,39 +49,39 @@ def test_a_failed_settling_may_be_tried_again(log: Log, mode: Any, full_disk: An
     assert (info.in_flight, info.waiting, info.dead) == (0, int(settle == "nack"), int(settle == "reject"))
 
 
-def test_a_message_whose_ack_failed_comes_again(log: Log, mode: Any, full_disk: Any, clock: ManualClock) -> None:
+def test_a_message_whose_ack_failed_comes_again(log: Log, mode: Any, clock: ManualClock) -> None:
     log.publish_many([("a", 1), ("a", 2)])
     subscription = log.subscribe("s", "a", mode=mode, ack_wait=5)
     first, second = subscription.fetch()
-    with full_disk(), pytest.raises(DiskFullError):
+    with full_disk(log), pytest.raises(DiskFullError):
         first.ack()
     second.ack()
     clock.advance(5)
     assert drain(subscription) == [(1, 2)]
 
 
-def test_a_failed_ack_is_not_lost_with_its_holder(log: Log, full_disk: Any, clock: ManualClock) -> None:
+def test_a_failed_ack_is_not_lost_with_its_holder(log: Log, clock: ManualClock) -> None:
     log.publish_many([("a", 1), ("a", 2)])
     first, second = log.subscribe("s", "a").fetch()
-    with full_disk(), pytest.raises(DiskFullError):
+    with full_disk(log), pytest.raises(DiskFullError):
         first.ack()
     second.ack()
     clock.advance(15.001)
     assert drain(log.subscribe("s", "a")) == [(1, 2)], "the next holder gets what was never acked"
 
 
-def test_a_failed_close_is_freed_by_the_lease(log: Log, mode: Any, full_disk: Any, clock: ManualClock) -> None:
+def test_a_failed_close_is_freed_by_the_lease(log: Log, mode: Any, clock: ManualClock) -> None:
     log.publish("a", 1)
     subscription = log.subscribe("s", "a", mode=mode, ack_wait=5, lease=5)
     subscription.fetch()
-    with full_disk(), pytest.raises(DiskFullError):
+    with full_disk(log), pytest.raises(DiskFullError):
         subscription.close()
     clock.advance(5)
     assert drain(log.subscribe("s", "a", mode=mode)) == [(1, 2)]
 
 
-def test_a_failed_subscribe_is_no_subscription(log: Log, mode: Any, full_disk: Any) -> None:
-    with full_disk(), pytest.raises(DiskFullError):
+def test_a_failed_subscribe_is_no_subscription(log: Log, mode: Any) -> None:
+    with full_disk(log), pytest.raises(DiskFullError):
         log.subscribe("s", "a", mode=mode)
     assert log.subscriptions() == []
     log.subscribe("s", "a", mode=mode)

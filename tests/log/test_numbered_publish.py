@@ -17,20 +17,10 @@ from headwater.delivery.publishing import Receipt
 from headwater.errors import ClosedError, DiskFullError, InvalidStateError
 from headwater.ports.records import Appended
 
+pytestmark = pytest.mark.usefixtures("engine_here")
+
 TIME_LIMIT_S = 30
 DAY_MS = 24 * 3_600_000  # how long receipts are kept, as long as ids
-
-
-@pytest.fixture
-def log(engine_here: None, open_log: Any) -> Log:
-    """These tests reach into the engine."""
-    opened: Log = open_log()
-    return opened
-
-
-@pytest.fixture
-def open_log(engine_here: None, open_log: Any) -> Any:
-    return open_log
 
 
 def begin(

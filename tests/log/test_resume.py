@@ -12,14 +12,9 @@ from headwater.broker.flow import run_blocking
 from headwater.broker.subscribe import Resume
 from headwater.errors import DiskFullError, LeaseLostError
 
+pytestmark = pytest.mark.usefixtures("engine_here")
+
 ACK_WAIT_MS = 30_000
-
-
-@pytest.fixture
-def log(engine_here: None, open_log: Any) -> Log:
-    """These tests reach into the engine."""
-    opened: Log = open_log()
-    return opened
 
 
 @pytest.fixture(params=BREAKS)

@@ -13,14 +13,9 @@ import headwater
 from headwater import Gap, Log, ManualClock
 from headwater.topics import parse_pattern
 
+pytestmark = pytest.mark.usefixtures("engine_here")
+
 ACK_WAIT_MS = 30_000
-
-
-@pytest.fixture
-def log(engine_here: None, open_log: Any) -> Log:
-    """These tests reach into the engine."""
-    opened: Log = open_log()
-    return opened
 
 
 @pytest.fixture(params=BREAKS)

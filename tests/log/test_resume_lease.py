@@ -10,19 +10,9 @@ from headwater.broker.flow import run_blocking
 from headwater.broker.subscribe import Resume
 from headwater.errors import LeaseLostError, SubscriptionActiveError
 
+pytestmark = pytest.mark.usefixtures("engine_here")
+
 LEASE_MS = 15_000
-
-
-@pytest.fixture
-def log(engine_here: None, open_log: Any) -> Log:
-    """These tests reach into the engine."""
-    opened: Log = open_log()
-    return opened
-
-
-@pytest.fixture
-def open_log(engine_here: None, open_log: Any) -> Any:
-    return open_log
 
 
 def publish(log: Any, count: int) -> None:

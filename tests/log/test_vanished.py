@@ -7,12 +7,7 @@ import pytest
 from headwater import Log, Subscription
 from headwater.broker.flow import run_blocking
 
-
-@pytest.fixture
-def log(engine_here: None, open_log: Any) -> Log:
-    """These tests reach into the engine."""
-    opened: Log = open_log()
-    return opened
+pytestmark = pytest.mark.usefixtures("engine_here")
 
 
 def close(subscription: Subscription, *, vanished: bool) -> None:
