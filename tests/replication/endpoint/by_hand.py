@@ -7,12 +7,13 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Self
 
 import apsw
 import apsw.sqlite_extra
+from child_processes import children_of
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -21,12 +22,16 @@ from headwater.replication.host.endpoint import ReplicaEndpoint
 from headwater.replication.host.session import IDLE_S
 from headwater.replication.host.store import ReplicaStore
 from headwater.replication.host.versions import VersionRetention
+from headwater.replication.names import ReplicaName
+from headwater.server.auth import Scopes, TokenFile
 from headwater.server.server import Server
 from headwater.settings import load_settings
 from headwater.wiring import open_core
 
 PATIENCE_S = 20.0
 NAME = "ns/app.db"
+REPLICA = ReplicaName.parse(NAME)
+ALL_REPLICAS = Scopes(publish=("replica.>",), read=("replica.>",))
 FRAME_BYTES = 256 * 1024
 Json = Any
 
@@ -41,7 +46,7 @@ class Hosted:
         bytes_max: int = 1 << 30,
         pushes_max: int = 4,
         checkpoint: Any = None,
-        tokens: Path | None = None,
+        tokens: TokenFile | None = None,
         shutdown_timeout: float = 10.0,
         idle_s: float = IDLE_S,
     ) -> None:
@@ -55,7 +60,7 @@ class Hosted:
             "log.durability": "relaxed",
         }
         if tokens is not None:
-            flags["server.tokens"] = str(tokens)
+            flags["server.tokens"] = str(tokens.path)
         settings = load_settings(config=None, profile=None, flags=flags, environment={}, directory=str(directory))
 
         def make_store(clock: Clock) -> ReplicaStore:
@@ -115,6 +120,9 @@ class Hosted:
         """What the server says of the version; the file is the same then."""
         async with self.session(f"pull/{name}", key=key) as session:
             return await session.pull(database)
+
+
+StartHost = Callable[..., Hosted]
 
 
 class Session:
@@ -269,14 +277,8 @@ def rows_of(path: Path) -> list[tuple[int, str]]:
 
 
 def children() -> int:
-    """`sqlite3_rsync` processes that this one has started and that run."""
-    count = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            name, _, rest = (process / "stat").read_text().rpartition(")")
-            state, parent, *_ = rest.split()
-            count += "sqlite3_rsync" in name and state != "Z" and int(parent) == os.getpid()
-    return count
+    """`sqlite3_rsync` processes that this one has started and that were not waited for."""
+    return len(children_of(os.getpid(), "sqlite3_rsync"))
 
 
 async def until(condition: Any, what: str = "it") -> None:

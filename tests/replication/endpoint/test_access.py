@@ -6,24 +6,15 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import NAME, Hosted, make_database
+from by_hand import ALL_REPLICAS, NAME, REPLICA, Hosted, StartHost, make_database
 
 from headwater.replication.host import endpoint
 from headwater.replication.names import ReplicaName
 from headwater.server.auth import Scopes, TokenFile
-
-StartHost = Callable[..., Hosted]
-REPLICA = ReplicaName("ns", "app.db")
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    return make_database(tmp_path / "app.db", 10)
 
 
 async def http(
@@ -97,13 +88,12 @@ async def test_a_replica_with_keys_asks_for_them(hosted: StartHost, database: Pa
 
 
 async def test_a_server_with_tokens_goes_by_the_topic_of_the_replica(
-    hosted: StartHost, database: Path, tmp_path: Path
+    hosted: StartHost, tokens: TokenFile, database: Path, tmp_path: Path
 ) -> None:
-    tokens = TokenFile(tmp_path / "tokens.json")
     ours = tokens.create("ours", Scopes(publish=("replica.ns.>",), read=("replica.ns.>",), consume=("*",)), now_ms=1)
     reader = tokens.create("reader", Scopes(read=("replica.>",), consume=("*",)), now_ms=1)
     other = tokens.create("other", Scopes(publish=("replica.other.>",), manage=(">",), admin=True), now_ms=1)
-    async with hosted(tokens=tmp_path / "tokens.json") as server:
+    async with hosted(tokens=tokens) as server:
         for session in ("push", "pull", "subscribe"):
             assert await server.refused(f"{session}/{NAME}") == 401
             assert await server.refused(f"{session}/{NAME}", "hw_unknown") == 401
@@ -212,12 +202,11 @@ async def test_a_list_of_replicas_has_what_a_key_opens_and_no_others(hosted: Sta
         assert (await http(server, "replicas/app", report()))[0] == 404  # a report of a replica in it
 
 
-async def test_a_list_of_replicas_has_what_a_token_allows_to_pull(hosted: StartHost, tmp_path: Path) -> None:
-    tokens = TokenFile(tmp_path / "tokens.json")
+async def test_a_list_of_replicas_has_what_a_token_allows_to_pull(hosted: StartHost, tokens: TokenFile) -> None:
     every = tokens.create("all", Scopes(read=("replica.>",), consume=("*",)), now_ms=1)
     one = tokens.create("one", Scopes(read=("replica.ns.a",), consume=("*",)), now_ms=1)
     pusher = tokens.create("pusher", Scopes(publish=("replica.>",)), now_ms=1)
-    async with hosted(tokens=tmp_path / "tokens.json") as server:
+    async with hosted(tokens=tokens) as server:
         assert await listed(server, key=every) == []
         assert await listed(server, key=one) == 403
         for name in ("a", "b"):
@@ -267,11 +256,10 @@ async def test_versions_are_listed_from_one_back_so_that_none_is_out_of_reach(
 
 
 async def test_a_client_that_may_push_and_not_pull_may_report(
-    hosted: StartHost, database: Path, tmp_path: Path
+    hosted: StartHost, database: Path, tokens: TokenFile
 ) -> None:
-    tokens = TokenFile(tmp_path / "tokens.json")
     pusher = tokens.create("pusher", Scopes(publish=("replica.ns.>",)), now_ms=1)
-    async with hosted(tokens=tmp_path / "tokens.json") as server:
+    async with hosted(tokens=tokens) as server:
         replica_id = (await server.push(database, key=pusher))["replicaID"]
         assert (await http(server, replica_id, report(), key=pusher))[0] == 204
         assert (await http(server, NAME, report(), key=pusher))[0] == 204
@@ -279,11 +267,10 @@ async def test_a_client_that_may_push_and_not_pull_may_report(
 
 
 async def test_a_version_that_is_asked_for_by_number_is_audited(
-    hosted: StartHost, database: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hosted: StartHost, tokens: TokenFile, database: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokens = TokenFile(tmp_path / "tokens.json")
-    token = tokens.create("ops", Scopes(publish=("replica.>",), read=("replica.>",)), now_ms=1)
-    async with hosted(tokens=tmp_path / "tokens.json") as server:
+    token = tokens.create("ops", ALL_REPLICAS, now_ms=1)
+    async with hosted(tokens=tokens) as server:
         await server.push(database, key=token)
         with caplog.at_level("INFO", "headwater"):
             await server.pull(tmp_path / "newest.db", key=token)

@@ -9,28 +9,29 @@ import stat
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
-from by_hand import NAME, Hosted, announcement, children, make_database, rows_of, until, write
+from by_hand import (
+    ALL_REPLICAS,
+    NAME,
+    REPLICA,
+    Hosted,
+    StartHost,
+    announcement,
+    children,
+    rows_of,
+    until,
+    write,
+)
 from child_processes import children_of
 from websockets.exceptions import InvalidStatus
 
 from headwater.replication import rsync, sqlite_tools
 from headwater.replication.host import endpoint, push
-from headwater.replication.names import ReplicaName
-from headwater.server.auth import Scopes, TokenFile
-
-StartHost = Callable[..., Hosted]
-REPLICA = ReplicaName("ns", "app.db")
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    return make_database(tmp_path / "app.db", 10)
+from headwater.server.auth import TokenFile
 
 
 def endless(path: Path) -> Path:
@@ -59,13 +60,11 @@ async def why_refused(server: Hosted, path: str, key: str | None = None) -> tupl
 
 @pytest.mark.parametrize("way", ["push", "pull"])
 async def test_a_token_has_half_of_the_slots_and_the_others_go_on(
-    hosted: StartHost, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    hosted: StartHost, tokens: TokenFile, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(endpoint, "PULLS_MAX", 4)
-    tokens = TokenFile(tmp_path / "tokens.json")
-    scopes = Scopes(publish=("replica.>",), read=("replica.>",))
-    greedy, other = (tokens.create(label, scopes, now_ms=1) for label in ("greedy", "other"))
-    async with hosted(pushes_max=4, tokens=tmp_path / "tokens.json") as server, contextlib.AsyncExitStack() as stack:
+    greedy, other = (tokens.create(label, ALL_REPLICAS, now_ms=1) for label in ("greedy", "other"))
+    async with hosted(pushes_max=4, tokens=tokens) as server, contextlib.AsyncExitStack() as stack:
         for name in "abc":
             await server.push(database, f"ns/{name}", key=other)
         await until(lambda: not server.endpoint._sessions)
@@ -87,13 +86,11 @@ async def test_a_token_has_half_of_the_slots_and_the_others_go_on(
 
 
 async def test_a_replica_has_three_quarters_of_the_slots_at_most(
-    hosted: StartHost, database: Path, tmp_path: Path
+    hosted: StartHost, database: Path, tokens: TokenFile
 ) -> None:
-    tokens = TokenFile(tmp_path / "tokens.json")
-    scopes = Scopes(publish=("replica.>",), read=("replica.>",))
-    one, two, three = (tokens.create(label, scopes, now_ms=1) for label in ("one", "two", "three"))
+    one, two, three = (tokens.create(label, ALL_REPLICAS, now_ms=1) for label in ("one", "two", "three"))
     async with (
-        hosted(pushes_max=4, tokens=tmp_path / "tokens.json") as server,
+        hosted(pushes_max=4, tokens=tokens) as server,
         server.session(f"push/{NAME}", key=one),
         server.session(f"push/{NAME}", key=one),
         server.session(f"push/{NAME}", key=two),
@@ -192,13 +189,11 @@ async def test_a_silent_client_gives_its_slot_back_in_either_direction(
 
 
 async def test_clients_that_name_themselves_alike_or_not_at_all_have_claims_of_their_own(
-    hosted: StartHost, tmp_path: Path
+    hosted: StartHost, tokens: TokenFile
 ) -> None:
-    tokens = TokenFile(tmp_path / "tokens.json")
-    scopes = Scopes(publish=("replica.>",), read=("replica.>",))
-    one, two = (tokens.create(label, scopes, now_ms=1) for label in ("one", "two"))
+    one, two = (tokens.create(label, ALL_REPLICAS, now_ms=1) for label in ("one", "two"))
     path = f"subscribe/{NAME}"
-    async with hosted(tokens=tmp_path / "tokens.json") as server:
+    async with hosted(tokens=tokens) as server:
         for client, keys in (("", (one, one)), ("laptop", (one, two))):
             async with (
                 server.session(path, key=keys[0], client=client) as holder,

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from by_hand import NAME, Hosted, make_database, until, write
+from by_hand import NAME, Hosted, StartHost, make_database, until, write
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.replication.host import events
 from headwater.replication.names import ReplicaName
 from headwater.server import pages
 
-StartHost = Callable[..., Hosted]
 Samples = dict[tuple[str, ...], float]
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from by_hand import NAME, Hosted, children, rows_of, until, write
+from by_hand import NAME, StartHost, children, rows_of, until, write
 
 from headwater.replication.host import pull
-
-StartHost = Callable[..., Hosted]
 
 
 async def test_old_versions_come_as_they_were(hosted: StartHost, database: Path, tmp_path: Path) -> None:

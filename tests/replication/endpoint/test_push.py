@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,9 @@ import pytest
 from by_hand import (
     NAME,
     PATIENCE_S,
+    REPLICA,
     Hosted,
+    StartHost,
     announcement,
     children,
     make_database,
@@ -25,11 +26,7 @@ from websockets.frames import Frame, Opcode
 from headwater.delivery.retry import RetryPolicy
 from headwater.errors import StoreError
 from headwater.replication.host import events, push
-from headwater.replication.names import ReplicaName
 from headwater.replication.rsync import RsyncProcess
-
-StartHost = Callable[..., Hosted]
-REPLICA = ReplicaName("ns", "app.db")
 
 
 async def nothing_left(server: Hosted, *files: str) -> None:

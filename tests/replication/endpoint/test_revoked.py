@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import NAME, PATIENCE_S, Hosted, children, make_database, until
+from by_hand import NAME, PATIENCE_S, REPLICA, StartHost, children, until
 
 from headwater.replication.host import endpoint
 from headwater.replication.host.session import Abort, ReplicaSession
-from headwater.replication.names import ReplicaName
 from headwater.server.auth import Scopes, TokenFile
-
-StartHost = Callable[..., Hosted]
-REPLICA = ReplicaName("ns", "app.db")
 
 
 @pytest.fixture(autouse=True)
@@ -24,22 +19,16 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "RIGHTS_S", 0.01)
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    return make_database(tmp_path / "app.db", 10)
-
-
 @pytest.mark.parametrize("what", ["push", "pull", "subscribe"])
 @pytest.mark.parametrize("how", ["key revoked", "token revoked", "closed meanwhile"])
 async def test_what_runs_is_ended_and_its_client_gets_the_reason(
-    hosted: StartHost, database: Path, tmp_path: Path, what: str, how: str
+    hosted: StartHost, database: Path, tokens: TokenFile, what: str, how: str
 ) -> None:
     key: str | None = None
-    tokens = TokenFile(tmp_path / "tokens.json")
     options: dict[str, Any] = {}
     if how == "token revoked":
         key = tokens.create("a", Scopes(publish=("replica.ns.>",), read=("replica.ns.>",), consume=("*",)), now_ms=1)
-        options = {"tokens": tmp_path / "tokens.json"}
+        options = {"tokens": tokens}
     async with hosted(**options) as server:
         if how == "key revoked":
             key = server.store.catalogue.create_key(REPLICA, "push")

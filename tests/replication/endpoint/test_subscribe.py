@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import NAME, Hosted, Session, until, write
+from by_hand import NAME, REPLICA, Hosted, Session, StartHost, until, write
 
 from headwater import ManualClock
 from headwater.replication.claims import GRACE_MS
@@ -20,8 +19,6 @@ from headwater.replication.host import subscribe
 from headwater.replication.host.subscribe import SubscriberRegistry
 from headwater.replication.names import ReplicaName
 
-StartHost = Callable[..., Hosted]
-REPLICA = ReplicaName("ns", "app.db")
 COORDINATE = {"coordinate": True, "waitIdle": 60, "minInterval": 60, "maxInterval": 86400}
 
 
