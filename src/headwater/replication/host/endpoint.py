@@ -157,7 +157,7 @@ class ReplicaEndpoint:
         """Ends sessions whose client would be refused by now."""
         while True:
             await asyncio.sleep(RIGHTS_S)
-            running = [each for each in self._sessions.values() if not each.session.is_revoked]
+            running = [each for each in self._sessions.values() if each.session.revoked is None]
             try:
                 for each, abort in await context.threads.do(_unauthorized, running) if running else ():
                     logger.info("%s %s: %s", each.session.client, each.asked.name, abort.why)
@@ -259,7 +259,7 @@ class ReplicaEndpoint:
             session.abort(exc)
         except HeadwaterError as exc:
             logger.info("a %s ended: %s", kind, exc)
-            abort = abort_of(exc)
+            abort = session.revoked or abort_of(exc)  # a revocation ends the check of a push by an error
             outcome = outcome_of(abort)
             session.abort(abort)
         except Exception:

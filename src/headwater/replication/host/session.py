@@ -169,7 +169,8 @@ class ReplicaSession:
         """Of its claims."""
         self.is_over = False
         self.on_end: Callable[[], None] = lambda: None
-        self._revoked: Abort | None = None
+        self.revoked: Abort | None = None
+        """Why the rights of the client are revoked, if they are."""
         self._transport = transport
         self._frames: deque[tuple[bytes, bool]] = deque()
         self._queued_bytes = 0
@@ -242,7 +243,7 @@ class ReplicaSession:
 
     async def _wait_until_drained(self) -> None:
         while self._transport.buffered_bytes() > self._transport.outbound_bytes_max and not (
-            self.is_over or self._revoked
+            self.is_over or self.revoked
         ):
             self._drained = asyncio.get_running_loop().create_future()
             try:
@@ -298,18 +299,14 @@ class ReplicaSession:
     def revoke(self, abort: Abort) -> None:
         """The rights of the client are revoked: the session aborts at its next wait. A decision before that is still
         sent: a push that has become a version stays one."""
-        if not self.is_over and self._revoked is None:
-            self._revoked = abort
+        if not self.is_over and self.revoked is None:
+            self.revoked = abort
             self._wake()
             self.on_end()
 
-    @property
-    def is_revoked(self) -> bool:
-        return self._revoked is not None
-
     def _refuse_revoked(self) -> None:
-        if self._revoked is not None:
-            raise Abort(self._revoked.code, self._revoked.why)
+        if self.revoked is not None:
+            raise Abort(self.revoked.code, self.revoked.why)
 
     def abort(self, abort: Abort) -> None:
         if not self.is_over:
