@@ -213,6 +213,14 @@ class Shell:
         """Changes whenever another connection has committed."""
         return self.ask("PRAGMA data_version;")[0]
 
+    def shape(self) -> DatabaseShape:
+        mode, page_size, pages = self.ask(_SHAPE)
+        return DatabaseShape(int(page_size), int(pages), mode == "wal")
+
+    def first_page_hash(self) -> str:
+        """A hash of the first page without its counters of commits, which each copy keeps for itself."""
+        return self.ask(_FIRST_PAGE_HASH)[0]
+
 
 def url_of(path: str, parameters: str) -> str:
     """The file as a url for SQLite, whatever its name is. `parameters`: like `mode=rw`."""
@@ -262,13 +270,8 @@ def shape_of(path: str, stop: threading.Event | None = None) -> DatabaseShape | 
     if not os.path.exists(path):
         return None
     with Shell(path, stop) as shell:
-        shape = read_shape(shell)
+        shape = shell.shape()
         return shape if shape.pages else None
-
-
-def read_shape(shell: Shell) -> DatabaseShape:
-    mode, page_size, pages = shell.ask(_SHAPE)
-    return DatabaseShape(int(page_size), int(pages), mode == "wal")
 
 
 async def require_shape(path: str) -> DatabaseShape:
@@ -285,14 +288,9 @@ async def require_shape(path: str) -> DatabaseShape:
 
 
 def first_page_hash(path: str, stop: threading.Event | None = None) -> str:
-    """See `read_first_page_hash`. Blocks."""
+    """See `Shell.first_page_hash`. Blocks."""
     with Shell(path, stop) as shell:
-        return read_first_page_hash(shell)
-
-
-def read_first_page_hash(shell: Shell) -> str:
-    """A hash of the first page without its counters of commits, which each copy keeps for itself. Blocks."""
-    return shell.ask(_FIRST_PAGE_HASH)[0]
+        return shell.first_page_hash()
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -310,7 +308,7 @@ async def settle(path: str) -> None:
 
 def _settle(path: str, stop: threading.Event) -> None:
     with Shell(path, stop) as shell:
-        is_wal = read_shape(shell).is_wal
+        is_wal = shell.shape().is_wal
         if not is_wal and os.path.exists(path + "-journal"):  # of a transaction that wrote nothing; SQLite leaves it
             shell.ask("PRAGMA journal_mode = TRUNCATE; PRAGMA journal_mode = DELETE;")  # no effect while in use
 

@@ -26,7 +26,6 @@ from headwater.replication.local_database import (
     Shell,
     first_page_hash,
     no_space,
-    read_first_page_hash,
     remove_database,
     remove_if_empty,
     replace_content,
@@ -92,7 +91,7 @@ class _Pull:
         elif page_size is not None:
             self._compared = self.stack.enter_context(Shell(self._path, self.stop))
             self._compared_version = await asyncio.to_thread(self._compared.data_version)
-            self._head = await asyncio.to_thread(read_first_page_hash, self._compared)
+            self._head = await asyncio.to_thread(self._compared.first_page_hash)
             hashing = start_hash(self._path, self.stack, live=True)
         await self.stack.enter_async_context(self._connection)
         await self._connection.send_config({})
@@ -179,14 +178,14 @@ class _Pull:
     async def _move(self, offer: PullOffer, page_size: int | None) -> None:
         """Receive all pages. If this fails, the file is as before, or does not exist if it did not."""
         if self.options.dry:
-            if page_size == offer.page_size and not (await self._copy_aside()):
+            if page_size == offer.page_size and not (await take_snapshot(self._path, self.state.pulled_path)).is_copy:
                 raise no_space(self._path)
             await self._receive(self.state.pulled_path)
             return
         record = self.state.load(self.remote)
-        was_there = self._was_there = os.path.exists(self._path)
+        self._was_there = os.path.exists(self._path)
         try:
-            if was_there:
+            if self._was_there:
                 pulling = msgspec.structs.replace(record, pulling=offer.dbhash or "")
                 await thread_to_its_end(self.state.save, self.remote, pulling, durable=False)
             if page_size in (None, offer.page_size):
@@ -195,16 +194,13 @@ class _Pull:
                 await self._receive(self.state.pulled_path)
                 await thread_to_its_end(self._replace)
         except BaseException as exc:
-            if not was_there:
+            if not self._was_there:
                 remove_if_empty(self._path)
             if self._may_be_written and os.path.exists(self._path):
                 record = await self._record_after(offer, record, exc)
             with contextlib.suppress(HeadwaterError):  # then `pulling` stays in the record, which is safe
                 self.state.save(self.remote, record, durable=False)
             raise
-
-    async def _copy_aside(self) -> bool:
-        return (await take_snapshot(self._path, self.state.pulled_path)).is_copy
 
     def _replace(self) -> None:
         """Through the connection that is open since the comparison: its data_version shows later writes. Blocks."""
@@ -318,5 +314,5 @@ class _Pull:
         `sqlite3_dbhash` waits for no lock. Blocks."""
         with Shell(self._path) as shell:
             before = shell.data_version()
-            here, head = dbhash_if_any(self._path, live=True, stop=self.stop), read_first_page_hash(shell)
+            here, head = dbhash_if_any(self._path, live=True, stop=self.stop), shell.first_page_hash()
             return here, head, shell.data_version() != before

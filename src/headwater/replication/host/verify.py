@@ -33,7 +33,6 @@ from headwater.replication.integrity import check_integrity, dbhash
 from headwater.replication.local_database import (
     Shell,
     make_private,
-    read_shape,
     remove_database,
     replace_content,
     require_place_for,
@@ -148,7 +147,7 @@ def _restore_drill(made: OpenedVersion) -> str:
     target = os.path.join(made.directory, "drill.db")
     restore(made, target)
     with Shell(target) as shell:
-        pages = read_shape(shell).pages
+        pages = shell.shape().pages
         shell.ask("SELECT count(*) FROM sqlite_schema;")
     if pages != made.version.pages:
         raise CorruptError(f"the restored file has {pages:,} pages, and {made.version.pages:,} were accepted")
