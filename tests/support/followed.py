@@ -9,6 +9,9 @@ from typing import Self
 
 import apsw
 
+from headwater.ports.clock import SystemClock
+from headwater.replication.host.store import ReplicaStore
+from headwater.replication.host.versions import VersionRetention
 from headwater.replication.outcome import Outcome
 from headwater.replication.subscription import PullSubscription, PushSubscription
 from headwater.replication.timers import Timers
@@ -27,6 +30,11 @@ def _quick_timers() -> Timers:
 
 
 IDLE = _quick_timers()
+
+
+def store_of(server_directory: Path) -> ReplicaStore:
+    """The replicas of a server, as a command beside it sees them."""
+    return ReplicaStore(server_directory / "log.db-replicas", VersionRetention(), SystemClock()).open()
 
 
 class Database:

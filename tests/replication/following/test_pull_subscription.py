@@ -7,17 +7,14 @@ from pathlib import Path
 import apsw
 import pytest
 from fault_proxy import FaultProxy
-from followed import PATIENCE_S, Database, Follow, names_in
+from followed import PATIENCE_S, Database, Follow, names_in, store_of
 from served import RunningServer
 from websockets.asyncio.server import ServerConnection, serve
 
 import headwater
 from headwater.delivery.retry import RetryPolicy
 from headwater.errors import InvalidOptionError, UnsyncedChangesError
-from headwater.ports.clock import SystemClock
 from headwater.replication import subscription
-from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import Remote, ReplicaName
 from headwater.replication.outcome import Callbacks, Outcome, TransferOptions
 from headwater.replication.protocol import LATEST
@@ -114,16 +111,11 @@ async def test_push_timers_with_a_pull_key_are_warned_about_and_ignored(
 ) -> None:
     remote, copy = f"{server.url}/shop/app.db", tmp_path / "copy.db"
     await push(database, remote)
-    with ReplicaStore(tmp_path / "server" / "log.db-replicas", VersionRetention(), SystemClock()).open() as store:
+    with store_of(tmp_path / "server") as store:
         key = store.catalogue.create_key(ReplicaName("shop", "app.db"), "pull")
     async with follow(remote, copy, pull_key=key, timers=Timers.of("10m")) as running:
         assert (await running.next()).version == 1
     assert "waitIdle" in caplog.text
-
-
-def remove_replica(server_directory: Path) -> None:
-    with ReplicaStore(server_directory / "log.db-replicas", VersionRetention(), SystemClock()).open() as store:
-        store.remove(ReplicaName("shop", "app.db"))
 
 
 @pytest.mark.parametrize("line", ["open", "down"])
@@ -139,7 +131,8 @@ async def test_a_replica_made_anew_with_the_same_number_is_pulled(
             if line == "down":
                 proxy.refuse()
                 proxy.reset()
-            remove_replica(tmp_path / "server")
+            with store_of(tmp_path / "server") as store:
+                store.remove(ReplicaName("shop", "app.db"))
             await push(other, direct)
             proxy.accept()
             assert (await running.next()).version == 1

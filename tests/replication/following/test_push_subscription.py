@@ -11,26 +11,19 @@ from typing import Any
 import pytest
 from fault_lane import Direction
 from fault_proxy import FaultProxy
-from followed import PATIENCE_S, SECOND, Database, Follow, names_in
+from followed import PATIENCE_S, SECOND, Database, Follow, names_in, store_of
 from served import RunningServer
 from server_process import ServerProcess
 
 import headwater
 from headwater.errors import InvalidOptionError, NotADatabaseError, UnreachableError, VersionConflictError
-from headwater.ports.clock import SystemClock
 from headwater.replication import subscription
-from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
 from headwater.replication.outcome import Outcome
 from headwater.replication.push import push as push_once
 from headwater.replication.timers import Timers
 
 NAME = ReplicaName("shop", "app.db")
-
-
-def shelf_of(server_directory: Path) -> ReplicaStore:
-    return ReplicaStore(server_directory / "log.db-replicas", VersionRetention(), SystemClock()).open()
 
 
 async def test_it_pushes_at_the_start_and_after_each_quiet_second(
@@ -48,7 +41,7 @@ async def test_it_pushes_at_the_start_and_after_each_quiet_second(
     assert [outcome.version for outcome in running.seen if outcome.is_new] == [1, 2, 3]
     headwater.sync(remote, tmp_path / "pulled.db")
     assert names_in(tmp_path / "pulled.db") == ["first", "later 2", "later 3"]
-    with shelf_of(tmp_path / "server") as store:
+    with store_of(tmp_path / "server") as store:
         assert [version.message for version in store.catalogue.versions(NAME)] == ["", "", "by hand"]
 
 
@@ -170,7 +163,7 @@ async def test_what_another_pushed_meanwhile_ends_it_and_is_reported(
         with pytest.raises(VersionConflictError) as refused:
             await running.next()
     assert refused.value.newest == 2
-    with shelf_of(tmp_path / "server") as store:
+    with store_of(tmp_path / "server") as store:
         [report] = store.catalogue.reports(NAME)
         assert json.loads(report.document)["kind"] == "conflict"
         assert store.catalogue.get(NAME).newest == 2
@@ -188,7 +181,7 @@ async def test_a_push_cut_off_in_the_middle_is_reported_and_made_again(
             database.write("y" * 500_000)
             again = await running.reached(2)
             assert (again.version, again.is_new) == (2, True)
-    with shelf_of(tmp_path / "server") as store:
+    with store_of(tmp_path / "server") as store:
         assert [json.loads(report.document)["kind"] for report in store.catalogue.reports(NAME)] == ["partial"]
         assert all(store.verify(NAME, number).ok for number in (1, 2))
 
@@ -262,7 +255,7 @@ async def test_without_taking_turns_it_tells_the_server_of_changes(
 ) -> None:
     async with follow(database.path, f"{server.url}/shop/app.db") as running:
         await running.next()
-        with shelf_of(tmp_path / "server") as store:
+        with store_of(tmp_path / "server") as store:
             assert store.catalogue.get(NAME).changed_ms is None
             database.write("second")
             await running.next()
@@ -286,6 +279,6 @@ async def test_a_push_whose_server_was_killed_is_reported_when_it_is_back(
             proxy.heal()
             server.start()
             assert (await running.next()).version == 2
-    with shelf_of(tmp_path / "server") as store:
+    with store_of(tmp_path / "server") as store:
         assert [json.loads(report.document)["kind"] for report in store.catalogue.reports(NAME)] == ["partial"]
     server.stop()

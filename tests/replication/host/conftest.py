@@ -57,9 +57,9 @@ class Pusher:
         with store.open_version(self.name, number) as made:
             return Path(made.path).read_bytes()
 
-    def files(self, shelf_or_directory: ReplicaStore | Path) -> list[str]:
+    def files(self, store_or_directory: ReplicaStore | Path) -> list[str]:
         """All that lies in the directories of replicas."""
-        directory = Path(getattr(shelf_or_directory, "directory", shelf_or_directory))
+        directory = Path(getattr(store_or_directory, "directory", store_or_directory))
         homes = [each for each in directory.iterdir() if each.is_dir()]
         return sorted(file.name for home in homes for file in home.iterdir())
 
@@ -80,7 +80,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_shelf(directory: Path, clock: ManualClock) -> Iterator[Callable[..., ReplicaStore]]:
+def open_store(directory: Path, clock: ManualClock) -> Iterator[Callable[..., ReplicaStore]]:
     """To be served, unless given; closed at the end of the test."""
     opened: list[ReplicaStore] = []
 
@@ -95,8 +95,8 @@ def open_shelf(directory: Path, clock: ManualClock) -> Iterator[Callable[..., Re
 
 
 @pytest.fixture
-def store(open_shelf: Callable[..., ReplicaStore]) -> ReplicaStore:
-    return open_shelf()
+def store(open_store: Callable[..., ReplicaStore]) -> ReplicaStore:
+    return open_store()
 
 
 @pytest.fixture

@@ -20,20 +20,20 @@ from headwater.replication.host.versions import VersionRetention
 Open = Callable[..., ReplicaStore]
 
 
-def test_an_empty_catalogue_beside_replicas_is_not_filled_anew(open_shelf: Open, directory: Path, pusher) -> None:
-    with open_shelf() as store:
+def test_an_empty_catalogue_beside_replicas_is_not_filled_anew(open_store: Open, directory: Path, pusher) -> None:
+    with open_store() as store:
         pusher.push(store, 1)
     (directory / "catalogue.db").write_bytes(b"")
     with pytest.raises(CorruptError, match="replicas next to it"):
-        open_shelf()
+        open_store()
     assert pusher.files(directory) == ["1.db"]
 
 
 def test_replicas_that_an_older_catalogue_does_not_know_stay(
-    open_shelf: Open, directory: Path, pusher, tmp_path: Path
+    open_store: Open, directory: Path, pusher, tmp_path: Path
 ) -> None:
     """Say the directory was copied while it was served, and the catalogue's log was not."""
-    store = open_shelf()
+    store = open_store()
     pusher.push(store, 1)
     copied = tmp_path / "copied"
     shutil.copytree(directory, copied, ignore=shutil.ignore_patterns("catalogue.db-*"))
@@ -47,9 +47,9 @@ def test_replicas_that_an_older_catalogue_does_not_know_stay(
 
 
 def test_a_damaged_catalogue_is_refused_before_anything_is_swept_away(
-    open_shelf: Open, directory: Path, pusher
+    open_store: Open, directory: Path, pusher
 ) -> None:
-    with open_shelf() as store:
+    with open_store() as store:
         pusher.push(store, 1)
     with contextlib.closing(sqlite3.connect(directory / "catalogue.db")) as connection:
         (root,) = connection.execute(
@@ -59,15 +59,15 @@ def test_a_damaged_catalogue_is_refused_before_anything_is_swept_away(
     with open(directory / "catalogue.db", "r+b") as file:  # the index by name loses its only entry
         file.seek((root - 1) * page_size + 3)
         file.write(b"\0\0")
-    with open_shelf() as store, pytest.raises(CorruptError, match="missing from index"):
+    with open_store() as store, pytest.raises(CorruptError, match="missing from index"):
         store.recover()
     assert pusher.files(directory) == ["1.db"]
 
 
 def test_a_removal_that_was_cut_off_is_finished(
-    open_shelf: Open, directory: Path, pusher, monkeypatch: pytest.MonkeyPatch
+    open_store: Open, directory: Path, pusher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_shelf()
+    store = open_store()
     pusher.push(store, 1)
     with monkeypatch.context() as patched:
         patched.setattr(disk, "remove_tree", lambda path: None)
@@ -77,18 +77,18 @@ def test_a_removal_that_was_cut_off_is_finished(
     assert [each for each in os.scandir(directory) if each.is_dir()] == []
 
 
-def test_a_command_leaves_no_catalogue_where_none_was(open_shelf: Open, directory: Path) -> None:
+def test_a_command_leaves_no_catalogue_where_none_was(open_store: Open, directory: Path) -> None:
     directory.mkdir()
     with pytest.raises(InvalidOptionError, match="no replicas here"):
-        open_shelf(serve=False)
+        open_store(serve=False)
     assert os.listdir(directory) == []
 
 
 def test_what_is_kept_is_for_this_user_alone_also_in_a_directory_that_was_there(
-    open_shelf: Open, directory: Path, pusher
+    open_store: Open, directory: Path, pusher
 ) -> None:
     directory.mkdir(mode=0o755)
-    store = open_shelf()
+    store = open_store()
     pusher.push(store, 1)
     assert {each.name: oct(each.stat().st_mode & 0o077) for each in directory.iterdir()} == dict.fromkeys(
         (each.name for each in directory.iterdir()), "0o0"

@@ -45,13 +45,13 @@ def test_a_push_that_begins_while_another_is_accepted(
 
 
 @pytest.mark.parametrize("step", ["checked", "delta named", "version named", "directory synced"])
-def test_a_replica_removed_at_any_step_of_a_push_is_a_conflict(open_shelf: Open, pusher, step: str) -> None:
+def test_a_replica_removed_at_any_step_of_a_push_is_a_conflict(open_store: Open, pusher, step: str) -> None:
     command: list[ReplicaStore] = []
-    store = open_shelf(checkpoint=lambda at: command and at == step and command.pop().remove(pusher.name))
+    store = open_store(checkpoint=lambda at: command and at == step and command.pop().remove(pusher.name))
     pusher.push(store, 1)
     begun = pusher.begin(store)
     pusher.write(begun.path, pusher.edit(2))
-    command.append(open_shelf(serve=False))
+    command.append(open_store(serve=False))
     with pytest.raises(VersionConflictError) as caught:
         store.accept_push(begun, PushFacts())
     assert caught.value.newest == 0
@@ -76,8 +76,8 @@ def test_a_file_that_is_longer_than_its_header_says_is_no_version(store: Replica
         store.accept_push(begun, PushFacts())
 
 
-def test_a_version_that_went_while_others_were_verified_is_not_bad_but_gone(open_shelf: Open, pusher) -> None:
-    store = open_shelf(policy=VersionRetention(keep_last=2))
+def test_a_version_that_went_while_others_were_verified_is_not_bad_but_gone(open_store: Open, pusher) -> None:
+    store = open_store(policy=VersionRetention(keep_last=2))
     for number in (1, 2, 3):
         pusher.push(store, number)
         store.catalogue.announced(store.catalogue.get(pusher.name).id, number)
@@ -87,10 +87,10 @@ def test_a_version_that_went_while_others_were_verified_is_not_bad_but_gone(open
 
 
 def test_a_replica_removed_while_it_is_verified_is_not_bad_but_gone(
-    store: ReplicaStore, open_shelf: Open, pusher, monkeypatch: pytest.MonkeyPatch
+    store: ReplicaStore, open_store: Open, pusher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pusher.push(store, 1)
-    command = open_shelf(serve=False)
+    command = open_store(serve=False)
 
     def late(path: str, *, interactive: bool) -> None:
         command.remove(pusher.name)
@@ -102,7 +102,7 @@ def test_a_replica_removed_while_it_is_verified_is_not_bad_but_gone(
 
 
 def test_a_removal_that_dies_halfway_is_finished_at_the_next_start(
-    store: ReplicaStore, open_shelf: Open, pusher, monkeypatch: pytest.MonkeyPatch
+    store: ReplicaStore, open_store: Open, pusher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pusher.push(store, 1)
     pusher.push(store, 2)
@@ -116,7 +116,7 @@ def test_a_removal_that_dies_halfway_is_finished_at_the_next_start(
             store.remove(pusher.name)
     assert store.catalogue.find(pusher.name) is None
     store.close()
-    found = open_shelf().recover()
+    found = open_store().recover()
     assert (len(found.removed), found.damaged, pusher.files(store)) == (1, [], [])
 
 
@@ -136,9 +136,9 @@ def test_a_removal_that_is_refused_changes_nothing(
 
 
 def test_a_replica_removed_when_a_push_begins_or_a_restore_runs_leaves_nothing_and_is_not_there(
-    store: ReplicaStore, open_shelf: Open, pusher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ReplicaStore, open_store: Open, pusher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = open_shelf(serve=False)
+    command = open_store(serve=False)
     prepare, copy = ReplicaStore._prepare, disk.copy
 
     def before(work: Callable[..., None]) -> Callable[..., None]:

@@ -70,8 +70,8 @@ def test_a_file_is_copied_whole_also_without_help_of_the_kernel(
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_reader_keeps_its_version_whatever_happens_meanwhile(open_shelf: Open, pusher, number: int) -> None:
-    store = open_shelf(policy=VersionRetention(keep_last=1))
+def test_a_reader_keeps_its_version_whatever_happens_meanwhile(open_store: Open, pusher, number: int) -> None:
+    store = open_store(policy=VersionRetention(keep_last=1))
     for each in (1, 2, 3):
         pusher.push(store, each)
     with store.open_version(pusher.name, number) as made:
@@ -87,9 +87,9 @@ def test_a_reader_keeps_its_version_whatever_happens_meanwhile(open_shelf: Open,
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_push_accepted_while_a_reader_reaches_for_the_files(
-    open_shelf: Open, pusher, monkeypatch: pytest.MonkeyPatch, number: int
+    open_store: Open, pusher, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    store = open_shelf()
+    store = open_store()
     pusher.push(store, 1)
     pusher.push(store, 2)
     wanted = pusher.bytes_of(store, number)
@@ -133,22 +133,22 @@ def test_what_is_missing_or_damaged_is_not_handed_out(store: ReplicaStore, pushe
 
 
 def test_a_reader_that_died_leaves_nothing_and_one_that_lives_is_left_alone(
-    open_shelf: Open, directory: Path, pusher, in_a_process: Callable[..., int]
+    open_store: Open, directory: Path, pusher, in_a_process: Callable[..., int]
 ) -> None:
-    store = open_shelf()
+    store = open_store()
     pusher.push(store, 1)
     store.close()
 
     def die_reading() -> None:
-        store = open_shelf(serve=False)
+        store = open_store(serve=False)
         store.open_version(pusher.name, 1)
         os._exit(9)
 
     assert in_a_process(die_reading) == 9
     assert any(name.startswith("reading-") for name in pusher.files(directory))
-    command = open_shelf(serve=False)
+    command = open_store(serve=False)
     with command.open_version(pusher.name, 1) as made:
-        server = open_shelf()
+        server = open_store()
         [removed] = server.recover().removed
         assert "/reading-" in removed
         assert rows_of(made.path) == ["version 1" * 20]

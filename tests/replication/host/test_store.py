@@ -77,10 +77,10 @@ def test_a_stale_base_is_refused_with_the_newest(store: ReplicaStore, pusher) ->
     assert pusher.files(store) == ["1.pages", "2.db"]
 
 
-def test_of_two_pushes_from_one_base_one_is_accepted(open_shelf: Open, pusher) -> None:
+def test_of_two_pushes_from_one_base_one_is_accepted(open_store: Open, pusher) -> None:
     """Both pass all checks before either gets its name."""
     both = threading.Barrier(2)
-    store = open_shelf(checkpoint=lambda step: both.wait(10) if step == "checked" and racing else None)
+    store = open_store(checkpoint=lambda step: both.wait(10) if step == "checked" and racing else None)
     racing = False
     pusher.push(store, 1)
     racing = True
@@ -241,8 +241,8 @@ def test_what_is_not_a_whole_database_is_not_accepted(store: ReplicaStore, pushe
     assert pusher.push(store, 2).version.number == 2
 
 
-def test_limits_are_held(open_shelf: Open, pusher) -> None:
-    store = open_shelf(bytes_max=20_000, replicas_max=1)
+def test_limits_are_held(open_store: Open, pusher) -> None:
+    store = open_store(bytes_max=20_000, replicas_max=1)
     pusher.push(store, 1)
     with pytest.raises(TooLargeError, match="the limit is 20,000"):
         pusher.push(store, 2, rows=200)
@@ -267,8 +267,8 @@ def test_listings_come_in_pages(store: ReplicaStore, pusher) -> None:
     assert store.catalogue.numbers(pusher.name) == [1, 2, 3, 4]
 
 
-def test_old_versions_go_after_a_push_once_they_are_announced(open_shelf: Open, pusher, clock: ManualClock) -> None:
-    store = open_shelf(policy=VersionRetention(keep_last=2))
+def test_old_versions_go_after_a_push_once_they_are_announced(open_store: Open, pusher, clock: ManualClock) -> None:
+    store = open_store(policy=VersionRetention(keep_last=2))
     for number in range(1, 4):
         pusher.push(store, number)
     assert store.catalogue.numbers(pusher.name) == [1, 2, 3]
@@ -281,7 +281,7 @@ def test_old_versions_go_after_a_push_once_they_are_announced(open_shelf: Open, 
     assert (store.catalogue.numbers(pusher.name), pusher.files(store)) == ([3, 4], ["3.pages", "4.db"])
     assert store.verify(pusher.name, 3).ok
     store.close()
-    store = open_shelf(policy=VersionRetention(keep_age_ms=1000))
+    store = open_store(policy=VersionRetention(keep_age_ms=1000))
     clock.advance(2)
     store.recover()
     assert (store.catalogue.numbers(pusher.name), pusher.files(store)) == ([4], ["4.db"])
@@ -314,15 +314,15 @@ def test_a_removed_replica_is_gone_and_one_of_its_name_begins_anew(store: Replic
 
 
 def test_a_replica_without_versions_removed_in_the_middle_of_a_push_does_not_come_back(
-    open_shelf: Open, pusher
+    open_store: Open, pusher
 ) -> None:
     """By a command beside the server, just before the commit; host/test_races.py has those with versions."""
     command: list[ReplicaStore] = []
-    store = open_shelf(
+    store = open_store(
         checkpoint=lambda step: command and step == "directory synced" and command[0].remove(pusher.name)
     )
     store.catalogue.create(pusher.name)
-    command.append(open_shelf(serve=False))
+    command.append(open_store(serve=False))
     scratch = pusher.begin(store)
     pusher.write(scratch.path, pusher.edit(2))
     with pytest.raises(VersionConflictError):
@@ -393,9 +393,9 @@ def test_names_are_data_and_never_paths(store: ReplicaStore, pusher) -> None:
     assert store.catalogue.find_id("../../etc") is None
 
 
-def test_what_is_closed_or_only_looked_at_takes_no_push(open_shelf: Open, pusher) -> None:
-    store = open_shelf()
-    beside = open_shelf(serve=False)
+def test_what_is_closed_or_only_looked_at_takes_no_push(open_store: Open, pusher) -> None:
+    store = open_store()
+    beside = open_store(serve=False)
     assert beside.catalogue.replicas() == []
     with pytest.raises(ClosedError):
         pusher.begin(beside)

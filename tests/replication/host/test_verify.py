@@ -146,11 +146,11 @@ def test_a_byte_in_an_unused_page_is_found_too(store: ReplicaStore, pusher) -> N
 
 
 def test_what_is_missing_at_a_start_is_reported_and_nothing_is_thrown_away(
-    open_shelf: Callable[..., ReplicaStore], store: ReplicaStore, pusher, home: Path
+    open_store: Callable[..., ReplicaStore], store: ReplicaStore, pusher, home: Path
 ) -> None:
     store.close()
     (home / "2.pages").rename(home / "7.pages")
     (home / "scratch-0.db").write_bytes(b"left")
-    found = open_shelf().recover()
+    found = open_store().recover()
     assert found.damaged == ["shop/app.db: 2.pages is missing"]
     assert sorted(os.listdir(home)) == ["1.pages", "3.db", "7.pages"]

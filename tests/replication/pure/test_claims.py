@@ -1,4 +1,4 @@
-"""The desk that gives out claims: examples, and a model of any traffic at it."""
+"""The registry that gives out claims: examples, and a model of any traffic at it."""
 
 from __future__ import annotations
 
@@ -10,92 +10,92 @@ from headwater.replication.claims import CLAIM_MS_MAX, GRACE_MS, RETURN_MS, Clai
 
 
 def test_the_first_wins_and_the_other_hears_what_remains() -> None:
-    desk = ClaimRegistry()
-    assert desk.join("A", 0) is None
-    assert desk.claim("A", 60_000, 0) == ClaimAnswer(True, 60_000)
-    assert desk.claim("B", 60_000, 1) == ClaimAnswer(False, 59_999)
-    assert desk.join("C", 20_000) == 40_000
-    assert desk.join("A", 20_000) is None, "one's own claim is no other's"
-    assert desk.release("B", 21_000) is False
-    assert desk.release("A", 21_000) is True
-    assert (desk.holder(21_000), desk.remaining_ms(21_000)) == (None, 0)
-    assert desk.claim("B", 1, 21_000).granted
+    registry = ClaimRegistry()
+    assert registry.join("A", 0) is None
+    assert registry.claim("A", 60_000, 0) == ClaimAnswer(True, 60_000)
+    assert registry.claim("B", 60_000, 1) == ClaimAnswer(False, 59_999)
+    assert registry.join("C", 20_000) == 40_000
+    assert registry.join("A", 20_000) is None, "one's own claim is no other's"
+    assert registry.release("B", 21_000) is False
+    assert registry.release("A", 21_000) is True
+    assert (registry.holder(21_000), registry.remaining_ms(21_000)) == (None, 0)
+    assert registry.claim("B", 1, 21_000).granted
 
 
 def test_the_holder_extends_and_never_shortens() -> None:
-    desk = ClaimRegistry()
-    desk.join("A", 0)
-    desk.claim("A", 60_000, 0)
-    assert desk.claim("A", 40_000, 50_000) == ClaimAnswer(True, 40_000)
-    assert desk.claim("A", 5, 50_000) == ClaimAnswer(True, 40_000)
-    assert desk.claim("A", 10**15, 50_000) == ClaimAnswer(True, CLAIM_MS_MAX)
+    registry = ClaimRegistry()
+    registry.join("A", 0)
+    registry.claim("A", 60_000, 0)
+    assert registry.claim("A", 40_000, 50_000) == ClaimAnswer(True, 40_000)
+    assert registry.claim("A", 5, 50_000) == ClaimAnswer(True, 40_000)
+    assert registry.claim("A", 10**15, 50_000) == ClaimAnswer(True, CLAIM_MS_MAX)
 
 
 def test_a_connected_holder_keeps_it_for_the_push_and_a_dead_one_does_not() -> None:
-    desk = ClaimRegistry()
-    desk.join("A", 0)
-    desk.claim("A", 1_000, 0)
-    assert desk.claim("B", 1_000, 1_000) == ClaimAnswer(False, GRACE_MS)
-    desk.push_began("A", 1_500)
-    assert desk.claim("B", 1_000, 500_000) == ClaimAnswer(False, GRACE_MS), "its push goes on"
-    desk.push_ended("A", 600_000)
-    assert desk.holder(600_000) is None
+    registry = ClaimRegistry()
+    registry.join("A", 0)
+    registry.claim("A", 1_000, 0)
+    assert registry.claim("B", 1_000, 1_000) == ClaimAnswer(False, GRACE_MS)
+    registry.push_began("A", 1_500)
+    assert registry.claim("B", 1_000, 500_000) == ClaimAnswer(False, GRACE_MS), "its push goes on"
+    registry.push_ended("A", 600_000)
+    assert registry.holder(600_000) is None
 
-    desk.claim("A", 1_000, 700_000)
-    desk.push_began("A", 700_500)
-    desk.leave("A", 700_600)
-    assert desk.holder(700_999) == "A"
-    assert desk.holder(701_000) is None
+    registry.claim("A", 1_000, 700_000)
+    registry.push_began("A", 700_500)
+    registry.leave("A", 700_600)
+    assert registry.holder(700_999) == "A"
+    assert registry.holder(701_000) is None
 
 
 def test_what_ended_does_not_come_back_with_its_client() -> None:
-    desk = ClaimRegistry()
-    desk.join("A", 0)
-    desk.claim("A", 1_000, 0)
-    desk.leave("A", 10)
-    desk.join("A", 1_500)
-    desk.push_began("A", 1_500)
-    assert desk.holder(1_500) is None
+    registry = ClaimRegistry()
+    registry.join("A", 0)
+    registry.claim("A", 1_000, 0)
+    registry.leave("A", 10)
+    registry.join("A", 1_500)
+    registry.push_began("A", 1_500)
+    assert registry.holder(1_500) is None
 
 
 def test_a_connection_lost_late_does_not_take_the_new_one_along() -> None:
-    desk = ClaimRegistry()
-    desk.join("A", 0)
-    desk.claim("A", 1_000, 0)
-    desk.join("A", 500)
-    desk.leave("A", 900)  # the old one
-    assert desk.holder(1_000 + GRACE_MS - 1) == "A"
-    desk.leave("A", 1_000 + GRACE_MS - 1)
-    assert desk.holder(1_000 + GRACE_MS - 1) is None
+    registry = ClaimRegistry()
+    registry.join("A", 0)
+    registry.claim("A", 1_000, 0)
+    registry.join("A", 500)
+    registry.leave("A", 900)  # the old one
+    assert registry.holder(1_000 + GRACE_MS - 1) == "A"
+    registry.leave("A", 1_000 + GRACE_MS - 1)
+    assert registry.holder(1_000 + GRACE_MS - 1) is None
 
 
 def test_a_claim_dies_with_its_connection_and_a_minute_however_long_it_was() -> None:
-    desk = ClaimRegistry()
-    desk.join("A", 0)
-    desk.claim("A", CLAIM_MS_MAX, 0)
-    assert desk.leave("A", 1_000)
-    assert desk.claim("B", 5, 2_000) == ClaimAnswer(False, RETURN_MS - 1_000)
-    desk.join("A", 1_000 + RETURN_MS - 1)  # it comes back in time
-    assert desk.holder(10 * RETURN_MS) == "A"
-    desk.push_began("A", 10 * RETURN_MS)
-    desk.leave("A", 10 * RETURN_MS)  # its line is lost, and its push goes on
-    assert desk.holder(20 * RETURN_MS) == "A"
-    desk.push_ended("A", 20 * RETURN_MS)
-    assert desk.holder(20 * RETURN_MS) is None
-    assert desk.claim("B", 5, 20 * RETURN_MS).granted
-    assert not desk.leave("A", 20 * RETURN_MS)
+    registry = ClaimRegistry()
+    registry.join("A", 0)
+    registry.claim("A", CLAIM_MS_MAX, 0)
+    assert registry.leave("A", 1_000)
+    assert registry.claim("B", 5, 2_000) == ClaimAnswer(False, RETURN_MS - 1_000)
+    registry.join("A", 1_000 + RETURN_MS - 1)  # it comes back in time
+    assert registry.holder(10 * RETURN_MS) == "A"
+    registry.push_began("A", 10 * RETURN_MS)
+    registry.leave("A", 10 * RETURN_MS)  # its line is lost, and its push goes on
+    assert registry.holder(20 * RETURN_MS) == "A"
+    registry.push_ended("A", 20 * RETURN_MS)
+    assert registry.holder(20 * RETURN_MS) is None
+    assert registry.claim("B", 5, 20 * RETURN_MS).granted
+    assert not registry.leave("A", 20 * RETURN_MS)
 
 
 AFTER = st.integers(0, 15_000)
 CLIENTS = st.sampled_from("ABC")
 
 
-class Desk(RuleBasedStateMachine):
+class AnyTraffic(RuleBasedStateMachine):
     """A model beside the registry: the last claim granted, and the clients that are connected."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.claims = ClaimRegistry()
+        self.registry = ClaimRegistry()
         self.now = 0
         self.connected: set[str] = set()
         self.pushing: set[str] = set()
@@ -118,7 +118,7 @@ class Desk(RuleBasedStateMachine):
     def joins(self, after: int, client: str) -> None:
         self.pass_time(after)
         if client not in self.connected:
-            heard = self.claims.join(client, self.now)
+            heard = self.registry.join(client, self.now)
             self.connected.add(client)
             assert (heard is not None) == (self.granted is not None and self.granted[0] != client)
 
@@ -127,7 +127,7 @@ class Desk(RuleBasedStateMachine):
         self.pass_time(after)
         if client in self.connected:
             self.connected.remove(client)
-            self.claims.leave(client, self.now)
+            self.registry.leave(client, self.now)
             self.settle()
 
     @rule(after=AFTER, client=CLIENTS, span_ms=st.integers(-5, 30_000))
@@ -136,7 +136,7 @@ class Desk(RuleBasedStateMachine):
         if client not in self.connected:
             return
         free_or_own = self.granted is None or self.granted[0] == client
-        answer = self.claims.claim(client, span_ms, self.now)
+        answer = self.registry.claim(client, span_ms, self.now)
         assert answer.granted == free_or_own
         assert answer.remaining_ms > 0
         if answer.granted:
@@ -148,7 +148,7 @@ class Desk(RuleBasedStateMachine):
     def releases(self, after: int, client: str) -> None:
         self.pass_time(after)
         held = self.granted is not None and self.granted[0] == client
-        assert self.claims.release(client, self.now) == held
+        assert self.registry.release(client, self.now) == held
         if held:
             self.granted = None
 
@@ -157,17 +157,17 @@ class Desk(RuleBasedStateMachine):
         self.pass_time(after)
         if client in self.pushing:
             self.pushing.remove(client)
-            self.claims.push_ended(client, self.now)
+            self.registry.push_ended(client, self.now)
         else:
             self.pushing.add(client)
-            self.claims.push_began(client, self.now)
+            self.registry.push_began(client, self.now)
         self.settle()
 
     @invariant()
     def the_holder_is_the_last_one_granted(self) -> None:
-        assert self.claims.holder(self.now) == (self.granted[0] if self.granted else None)
-        assert (self.claims.remaining_ms(self.now) > 0) == (self.granted is not None)
+        assert self.registry.holder(self.now) == (self.granted[0] if self.granted else None)
+        assert (self.registry.remaining_ms(self.now) > 0) == (self.granted is not None)
 
 
-TestAnyTraffic = Desk.TestCase
+TestAnyTraffic = AnyTraffic.TestCase
 TestAnyTraffic.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

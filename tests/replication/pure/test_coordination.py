@@ -45,7 +45,7 @@ class Client:
         if not self.connected:
             self.connected, self.link = True, self.link + 1
             self.schedule.connected(self.world.now)
-            self.world.desk_hears(self, self.world.join)
+            self.world.server_hears(self, self.world.join)
             self.act()
 
     def disconnect(self) -> None:
@@ -53,7 +53,7 @@ class Client:
             self.connected = False
             if self.pushes and self.pushes[-1]["end"] is None:
                 self.pushes[-1]["polite"] = False
-            self.world.desk.leave(self.name, self.world.now)
+            self.world.registry.leave(self.name, self.world.now)
             self.schedule.disconnected(self.world.now)
             self.act()
 
@@ -71,11 +71,11 @@ class Client:
                     assert self.connected
                     self.claims.append(world.now)
                     world.trace(f"{self.name} sends CLAIM {span_ms / 1000:g}")
-                    world.desk_hears(self, lambda client, span_ms=span_ms: world.claim(client, span_ms))
+                    world.server_hears(self, lambda client, span_ms=span_ms: world.claim(client, span_ms))
                 case Release():
                     assert self.connected
                     world.trace(f"{self.name} releases")
-                    world.desk_hears(self, world.release)
+                    world.server_hears(self, world.release)
                 case Push():
                     self.push()
                 case Changed(span_ms):
@@ -94,13 +94,13 @@ class Client:
         self.pushes.append(push)
         latency_ms = world.latency_ms()
         took_ms = world.push_ms()
-        world.at(world.now + min(latency_ms, took_ms), lambda: world.desk.push_began(self.name, world.now))
+        world.at(world.now + min(latency_ms, took_ms), lambda: world.registry.push_began(self.name, world.now))
         world.at(world.now + took_ms, lambda: self.end_push(push))
 
     def end_push(self, push: dict[str, Any]) -> None:
         world = self.world
         push["end"] = world.now
-        world.desk.push_ended(self.name, world.now)
+        world.registry.push_ended(self.name, world.now)
         self.schedule.push_ended(world.now, push["ok"])
         self.act()
 
@@ -110,7 +110,7 @@ class World:
 
     def __init__(self, latency_ms: Callable[[], int] = lambda: 0, push_ms: Callable[[], int] = lambda: 0) -> None:
         self.now = 0
-        self.desk = ClaimRegistry()
+        self.registry = ClaimRegistry()
         self.clients: dict[str, Client] = {}
         self.dice = random.Random(1)
         self.latency_ms, self.push_ms = latency_ms, push_ms
@@ -139,7 +139,7 @@ class World:
         self._arrivals[client.name, way] = arrival
         return arrival
 
-    def desk_hears(self, client: Client, what: Callable[[Client], None]) -> None:
+    def server_hears(self, client: Client, what: Callable[[Client], None]) -> None:
         link = client.link
         self.at(self._arrival(client, "up"), lambda: what(client) if client.connected and client.link == link else None)
 
@@ -155,12 +155,12 @@ class World:
         self.at(self._arrival(client, "down"), hear)
 
     def join(self, client: Client) -> None:
-        remaining_ms = self.desk.join(client.name, self.now)
+        remaining_ms = self.registry.join(client.name, self.now)
         if remaining_ms is not None:
             self.tell_claimed(client, remaining_ms)
 
     def claim(self, client: Client, span_ms: int) -> None:
-        answer = self.desk.claim(client.name, span_ms, self.now)
+        answer = self.registry.claim(client.name, span_ms, self.now)
         if not answer.granted:
             self.tell_claimed(client, answer.remaining_ms)
             return
@@ -169,7 +169,7 @@ class World:
             self.tell_claimed(other, answer.remaining_ms)
 
     def release(self, client: Client) -> None:
-        if self.desk.release(client.name, self.now):
+        if self.registry.release(client.name, self.now):
             for other in self.others(client):
                 self.client_hears(other, "RELEASE", lambda schedule: schedule.released_by_other(self.now))
 
@@ -229,9 +229,9 @@ def test_claims_go_as_the_vectors_say(name: str) -> None:
     for when, sentence in case["expect"]:
         if sentence == "A's claim is gone":
             world.run(world.ms(when) - 1)
-            assert world.desk.holder(world.now) == "A"
+            assert world.registry.holder(world.now) == "A"
             world.run(world.ms(when))
-            assert world.desk.holder(world.now) != "A"
+            assert world.registry.holder(world.now) != "A"
     world.run()
     seen = world.seen()
     for when, sentence in case["expect"]:
