@@ -26,6 +26,7 @@ from websockets.frames import Frame, Opcode
 from headwater.delivery.retry import RetryPolicy
 from headwater.errors import StoreError
 from headwater.replication.host import events, push
+from headwater.replication.protocol import MESSAGE_CHARS_MAX
 from headwater.replication.rsync import RsyncProcess
 
 
@@ -64,7 +65,7 @@ async def test_the_next_push_moves_what_changed_and_the_same_again_makes_no_vers
     hosted: StartHost, database: Path
 ) -> None:
     async with hosted() as server:
-        first = await server.push(database)
+        first = await server.push(database, message="x" * MESSAGE_CHARS_MAX)
         write(database, 1)
         second = await server.push(database, base=1, pushID="push-2", dbhash="0" * 40)
         assert second["committedVersionID"] == 2
@@ -266,8 +267,9 @@ LIES: dict[str, list[str | bytes | dict[str, Any]]] = {
     "a negative base": [{"base": -1}],
     "a page size that is none": [{"pageSize": 1000}],
     "no pages": [{"pages": 0}],
-    "a push id without end": [{"pushID": "x" * 1000}],
-    "a message without end": ["MESSAGE=" + "x" * 5000],
+    "an empty push id": [{"pushID": ""}],
+    "a push id without end": [{"pushID": "x" * 129}],
+    "a message without end": ["MESSAGE=" + "x" * (MESSAGE_CHARS_MAX + 1)],
     "a text without end": ["MESSAGE=" + "x" * 100_000],
     "a text that is not UTF-8": ["not utf-8"],
     "two messages": ["MESSAGE=a", "MESSAGE=b"],

@@ -35,7 +35,6 @@ from headwater.files import lock_file, sync_file
 from headwater.ports.clock import Clock
 from headwater.replication.host import disk
 from headwater.replication.host.catalogue import (
-    CLIENT_CHARS_MAX,
     REPLICAS_MAX,
     Accepted,
     Catalogue,
@@ -71,9 +70,7 @@ from headwater.replication.host.versions import (
 from headwater.replication.integrity import check_integrity
 from headwater.replication.local_database import SIDECARS, remove_database
 from headwater.replication.names import ReplicaName
-from headwater.replication.protocol import MESSAGE_CHARS_MAX, PUSH_ID_CHARS_MAX
 
-DBHASH_CHARS_MAX = 128
 DATABASE_BYTES_MAX = 10 * 1024**3
 
 Base = int | Literal["latest"]
@@ -205,13 +202,9 @@ class ReplicaStore:
         page_size: int | None = None,
     ) -> Scratch:
         """A copy of the newest version to write into. Raises VersionConflictError if `base` is not the newest, or has
-        another content than the client remembers. A new replica is created when its first version is accepted."""
+        another content than the client remembers. A new replica is created when its first version is accepted. The
+        lengths of texts are checked by the session."""
         self._check_served()
-        for what, text, limit in (("push id", push_id, PUSH_ID_CHARS_MAX), ("client", client, CLIENT_CHARS_MAX)):
-            if len(text) > limit:
-                raise InvalidOptionError(f"the {what} has {len(text):,} characters and the limit is {limit}")
-        if not push_id:
-            raise InvalidOptionError("a push needs an id of its own")
         for _ in range(TRIES_MAX):
             replica = self.catalogue.find(name)
             newest = self.catalogue.version(replica.id, replica.newest) if replica is not None else None
@@ -279,7 +272,6 @@ class ReplicaStore:
         check it has no effect."""
         now_ms = self._clock.now_ms()
         try:
-            _check_facts(facts)
             with disk.translated(self._layout.home(scratch.replica.id)):
                 try:
                     checked = self._check(scratch, stop or threading.Event())
@@ -533,13 +525,6 @@ def agreed_base(base: Base, last_push_id: str | None, base_hash: str | None, new
         return None if is_another else number
     was_answer_lost = newest is not None and newest.base == base and newest.push_id == last_push_id
     return number if was_answer_lost else None
-
-
-def _check_facts(facts: PushFacts) -> None:
-    if len(facts.message) > MESSAGE_CHARS_MAX:
-        raise TooLargeError(f"the message has {len(facts.message):,} characters and the limit is {MESSAGE_CHARS_MAX:,}")
-    if facts.dbhash is not None and not 0 < len(facts.dbhash) <= DBHASH_CHARS_MAX:
-        raise InvalidOptionError(f"a hash has up to {DBHASH_CHARS_MAX} characters")
 
 
 def _version(scratch: Scratch, facts: PushFacts, checked: _Checked, now_ms: int) -> Version:
