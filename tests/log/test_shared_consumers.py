@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import headwater
 from headwater.broker.shared_consumers import consumer_of, next_token
+from headwater.errors import UnknownSubscriptionError
 
 
 def test_consumers_are_listed_while_they_are_open(tmp_path: Path) -> None:
@@ -41,6 +43,31 @@ def test_a_consumer_that_vanished_is_listed_until_its_lease_ends_and_a_living_on
         assert len(log.subscription("work").consumers) == 1
         clock.advance(10)
         assert log.subscription("work").consumers == []
+
+
+@pytest.mark.parametrize("deleted", ["by a call", "by maintenance"])
+def test_nothing_is_left_of_the_list_when_its_subscription_is_deleted(tmp_path: Path, deleted: str) -> None:
+    clock = headwater.ManualClock()
+    with (
+        headwater.open(tmp_path / "log.db", clock=clock, maintenance_interval=None, heartbeats=False) as log,
+        log.subscribe("work", "jobs.>", mode="shared", inactive_timeout=5) as left,
+    ):
+        if deleted == "by a call":
+            log.delete_subscription("work")
+        else:
+            clock.advance(6)
+            assert log.run_maintenance().expired_subscriptions == ["work"]
+        with pytest.raises(UnknownSubscriptionError):
+            left.fetch()
+        with log._core.engine.store.read() as reader:  # type: ignore[attr-defined]
+            assert reader.leases("consumers of ") == {}
+
+
+def test_a_consumer_that_waits_learns_at_once_that_its_subscription_is_deleted(tmp_path: Path) -> None:
+    with headwater.open(tmp_path / "log.db") as log, log.subscribe("work", "jobs.>", mode="shared") as consumer:
+        news = consumer._consumer._waiter.arm()  # type: ignore[attr-defined]
+        log.delete_subscription("work")
+        assert news.done
 
 
 @given(st.integers(0, 2**60), st.lists(st.text(min_size=1), min_size=1, max_size=5, unique=True), st.data())

@@ -23,6 +23,7 @@ from headwater.broker.logger import logger
 from headwater.broker.publish import Outgoing, make_drafts, submit_drafts
 from headwater.broker.schedules import Allow as ScheduleAllow
 from headwater.broker.schedules import ScheduleRecord, ScheduleTurn
+from headwater.broker.shared_consumers import forget_consumers
 from headwater.broker.subscribe import (
     Allow,
     Start,
@@ -176,8 +177,10 @@ class LocalLog:
                 raise already_active(record, "Close it first")
             writer.end_redrives(id, "the subscription was removed")
             writer.delete_subscription(id)
+            forget_consumers(writer, id)
 
-        return self.engine.write(work)
+        yield from self.engine.write(work)
+        self.engine.wakeups.settled(id)  # consumers of a shared one learn that it is gone
 
     def seek(self, id: str, start: Start, allow: Allow | None = None) -> Flow[int]:
         """Move a subscription: what comes after the new position is delivered (again), all else counts as settled.

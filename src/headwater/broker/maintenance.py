@@ -17,6 +17,7 @@ from headwater.broker.deliveries import settled_to
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Blocking, Flow
 from headwater.broker.logger import logger
+from headwater.broker.shared_consumers import forget_consumers
 from headwater.broker.statistics import look_upto
 from headwater.delivery.lease import release, take
 from headwater.delivery.retention import Kept, Total, surplus
@@ -297,5 +298,6 @@ def _drop_idle_subscriptions(engine: Engine, writer: Writer, hooks: TransactionH
     for id in idle:
         writer.end_redrives(id, "the subscription was dropped")
         writer.delete_subscription(id)
+        forget_consumers(writer, id)
         logger.warning("subscription %s was deleted: it was not used for longer than its inactive_timeout", id)
     return idle

@@ -39,6 +39,11 @@ def renew_consumer(writer: Writer, subscription: str, name: str, now_ms: int, un
     writer.save_lease(resource, Lease(text, lease.fence + 1, max(alive.values(), default=0)))
 
 
+def forget_consumers(writer: Writer, subscription: str) -> None:
+    """The subscription is deleted."""
+    writer.delete_lease(_resource(subscription))
+
+
 def next_token(fence: int, name: str) -> int:
     """The fence of the next claim by the consumer of this name."""
     return (fence // MARKS + 1) * MARKS + _mark(name)
