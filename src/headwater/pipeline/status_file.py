@@ -58,7 +58,7 @@ def lake_document(lake: Lake, now_ms: int) -> dict[str, Any]:
         "bytes": sum(each["bytes"] for each in found["tables"]),
         "tables": len(found["tables"]),
         "audit": None if found["audit"] is None else _audit(found["audit"]),
-        "charts": [chart for chart in (_volume(lake), _latency(lake), _letters(lake)) if chart is not None],
+        "charts": _charts(lake),
     }
 
 
@@ -83,20 +83,17 @@ def _audit(document: dict[str, Any]) -> dict[str, Any]:
 # --- charts of the gold tables --------------------------------------------------------------------------------------
 
 
-def _volume(lake: Lake) -> dict[str, Any] | None:
-    rows = _grouped(_gold(lake, "volume"), "hour", "topic", "messages", "sum")
-    return _chart("Messages per {step}", "count", rows, 0)
-
-
-def _latency(lake: Lake) -> dict[str, Any] | None:
+def _charts(lake: Lake) -> list[dict[str, Any]]:
+    volume = _grouped(_gold(lake, "volume"), "hour", "topic", "messages", "sum")
     acked = _gold(lake, "latency").filter(pc.field("stage") == "ack")
-    rows = _grouped(acked, "hour", "subscription", "p99_ms", "max")
-    return _chart("Published to acked, 99% within", "ms", rows, None)
-
-
-def _letters(lake: Lake) -> dict[str, Any] | None:
-    rows = _grouped(_gold(lake, "dead_letters"), "day", "subscription", "letters", "sum")
-    return _chart("Dead letters per {step}", "count", rows, 0, step_ms=DAY_MS)
+    latency = _grouped(acked, "hour", "subscription", "p99_ms", "max")
+    letters = _grouped(_gold(lake, "dead_letters"), "day", "subscription", "letters", "sum")
+    charts = (
+        _chart("Messages per {step}", "count", volume, 0),
+        _chart("Published to acked, 99% within", "ms", latency, None),
+        _chart("Dead letters per {step}", "count", letters, 0, step_ms=DAY_MS),
+    )
+    return [chart for chart in charts if chart is not None]
 
 
 def _gold(lake: Lake, name: str) -> pa.Table:
