@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import sys
 import threading
 from typing import Any
 
@@ -77,6 +79,49 @@ async def test_errors_of_the_server_arrive_as_what_they_are(serve: Any) -> None:
         with pytest.raises(InvalidDataError):
             await log.remote.call("bug", "neither object nor array")
         assert log.remote.state == "connected"
+
+
+DEEPEST = 2_000  # levels, more than any end reads
+
+
+def nested(depth: int) -> list[Any]:
+    return functools.reduce(lambda inner, _: [inner], range(depth - 1), [])
+
+
+async def test_a_result_nested_too_deeply_is_an_error_at_once_in_both_directions(serve: Any) -> None:
+    server = serve()
+
+    @server.method("deep")
+    async def deep(call: Any, depth: int) -> Any:
+        return nested(depth)
+
+    @server.method("ask_back")
+    async def ask_back(call: Any, depth: int) -> Any:
+        return await call.peer.call("deep", [depth])
+
+    async with server, headwater.open_async(server.url) as log:
+        log.remote.method("deep")(nested)
+        for method in ("deep", "ask_back"):
+            assert await log.remote.call(method, [100]) == nested(100)
+            # At all depths around the limit, that of the reader as well as that of the writer.
+            outcomes = [log.remote.call(method, [depth]) for depth in (*range(900, 1_000), DEEPEST)]
+            found = await asyncio.wait_for(asyncio.gather(*outcomes, return_exceptions=True), QUICKLY_S)
+            assert isinstance(found[-1], CallError)
+            assert all(isinstance(each, list | CallError | UnreachableError) for each in found)
+
+
+async def test_params_nested_too_deeply_are_refused_and_spare_the_calls_beside_them(serve: Any) -> None:
+    async with serve() as server, headwater.open_async(server.url) as log:
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(DEEPEST)
+        try:  # this end writes what the server does not read
+            calls = [asyncio.ensure_future(log.publish("a", data)) for data in (1, nested(limit), 2)]
+            await asyncio.sleep(0)
+        finally:
+            sys.setrecursionlimit(limit)
+        found = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), QUICKLY_S)
+        assert str(found[1]).startswith("params: nested too deeply")
+        assert [found[0], found[2]] == [1, 2]
 
 
 async def test_an_answer_that_takes_too_long(serve: Any) -> None:

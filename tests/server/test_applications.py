@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from foreign_client import Client, Serve, connect, gone
 
-from headwater.errors import CallError, InvalidOptionError, OverloadedError, RequestTimeoutError
+from headwater.errors import CallError, InvalidOptionError, OverloadedError, RequestTimeoutError, UnreachableError
 from headwater.protocol.jsonrpc import Fault
 from headwater.server.connection import WAITING_MAX
 from headwater.server.registry import CallContext, MethodThreads
@@ -39,6 +39,8 @@ async def test_params_become_arguments_by_name_or_position(serve: Serve) -> None
             assert error["code"] == -32602
             assert error["message"].startswith("Invalid params")
         assert await client.code("shop.slow_total", [1, 2]) == -32602
+        await client.send('{"jsonrpc": "2.0", "method": "shop.total", "params": [1e999], "id": 77}')
+        assert await client.code_of(77) == -32602  # infinity
 
 
 async def test_a_first_parameter_named_call_is_the_call(serve: Serve) -> None:
@@ -204,6 +206,15 @@ async def test_a_method_may_call_back_its_caller(serve: Serve) -> None:
         assert frames[0] == {"jsonrpc": "2.0", "method": "progress", "params": {"done": 50}}
         await client.send({"jsonrpc": "2.0", "id": frames[1]["id"], "result": "foreign"})
         assert await client.answer(asked) == "foreign"
+
+
+async def test_an_answer_of_a_client_that_cannot_be_read_is_an_error_of_headwater(serve: Serve) -> None:
+    async with serve("memory:") as server, connect(server) as client:
+        calling = asyncio.create_task(only(server).call("name"))
+        call = await client.frame()
+        await client.send(f'{{"jsonrpc": "2.0", "id": {call["id"]}, "result": 1e999}}')
+        with pytest.raises(UnreachableError, match="the client's answer cannot be read"):
+            await calling
 
 
 async def test_no_more_calls_wait_for_one_client_than_the_limit(serve: Serve) -> None:

@@ -132,11 +132,38 @@ def read_frame(data: bytes, batch_max: int = BATCH_CALLS_MAX) -> Frame:
         else:
             answers = _valid_answers(data, is_batch)
             frame = Frame(is_batch, [], answers, []) if answers is not None else _read_again(data, is_batch)
-    except (msgspec.DecodeError, RecursionError) as exc:
+    except RecursionError as exc:
+        failed = _nested_too_deeply(data, is_batch)
+        if failed is None:
+            raise Fault(PARSE_ERROR, "Parse error", _explained(str(exc))) from exc
+        frame = failed
+    except msgspec.DecodeError as exc:
         raise Fault(PARSE_ERROR, "Parse error", _explained(str(exc))) from exc
     if is_batch:
         _check_count(len(frame.members) + len(frame.answers), batch_max)
     return frame
+
+
+def _nested_too_deeply(data: bytes, is_batch: bool) -> Frame | None:
+    """A call or an answer as our own ends write it (a deep one alone in its frame) fails by the id at its end; else its
+    caller would wait for the timeout."""
+    kind, last_id = _KIND.match(data), _LAST_ID.search(data, max(0, len(data) - _LAST_ID_BYTES_MAX))
+    if kind is None or last_id is None:
+        return None
+    if kind[1] == b"method":
+        fault = Fault(
+            INVALID_PARAMS,
+            "Invalid params: nested too deeply",
+            _explained("nested too deeply", "params", "Send it in parts"),
+        )
+        return Frame(is_batch, [], [], [error_text(Raw(last_id[1]), fault)])
+    error = ErrorObject(INTERNAL_ERROR, "the answer is nested too deeply")
+    return Frame(is_batch, [], [Answer(int(last_id[1]), error=error, jsonrpc="2.0")], [])
+
+
+_KIND = re.compile(rb'\[?{"jsonrpc":"2.0","(method|result|error)":')
+_LAST_ID = re.compile(rb',"id":([0-9]{1,16})}]?$')
+_LAST_ID_BYTES_MAX = 32
 
 
 def _check_count(count: int, batch_max: int) -> None:
@@ -327,10 +354,10 @@ def _usage(type: Any) -> str:
 
 def bind_params(call: Call, signature: inspect.Signature, *first: Any) -> inspect.BoundArguments:
     """The params as arguments of a function, by name or by position, after `first`. Raises Fault if they do not fit."""
-    given = [] if call.params is msgspec.UNSET else _any_params.decode(call.params)
     try:
+        given = [] if call.params is msgspec.UNSET else _any_params.decode(call.params)
         return signature.bind(*first, **given) if isinstance(given, dict) else signature.bind(*first, *given)
-    except TypeError as exc:
+    except (TypeError, msgspec.DecodeError, RecursionError) as exc:
         why = str(exc)
         raise Fault(INVALID_PARAMS, f"Invalid params: {why}", {"where": call.method, "why": why}) from exc
 
@@ -338,6 +365,7 @@ def bind_params(call: Call, signature: inspect.Signature, *first: Any) -> inspec
 # --- writing --------------------------------------------------------------------------------------------------------
 
 encode = msgspec.json.Encoder().encode
+NOT_JSON = (TypeError, ValueError, RecursionError, OverflowError)  # what it raises
 
 
 class Result(msgspec.Struct, tag_field="jsonrpc", tag="2.0", gc=False):
@@ -362,7 +390,7 @@ def error_text(id: Raw, fault: Fault) -> bytes:
     try:
         data = Raw(encode(fault.data)) if fault.data is not None else UNSET
         return encode(_Refusal(ErrorObject(fault.code, fault.message, data), id))
-    except (TypeError, ValueError, RecursionError, OverflowError):
+    except NOT_JSON:
         message = fault.message.encode(errors="replace").decode()
         return encode(_Refusal(ErrorObject(fault.code, message), id))
 

@@ -19,6 +19,7 @@ from headwater.protocol.jsonrpc import (
     FRAME_BYTES_MIN,
     METHOD_CHARS_MAX,
     NO_EXCHANGE,
+    NOT_JSON,
     NULL_ID,
     PARSE_ERROR,
     TOO_LARGE,
@@ -35,6 +36,7 @@ from headwater.protocol.jsonrpc import (
     read_frame,
 )
 
+DEPTH_MIN = 500  # levels that any end can read
 LONG_REFUSAL_CHARS_MAX = 200  # of its message, when an error is too large for a frame and goes without its data
 
 
@@ -42,7 +44,7 @@ class Exchange(NoExchange):
     """The calls of one inbound frame, and the text that answers them, which is queued with the last answer.
 
     The first answer to a call counts and later ones are dropped, so a timeout may refuse a call whose handler still
-    runs. A result that cannot be encoded raises TypeError or ValueError, and its call stays open.
+    runs. A result that cannot be encoded raises one of NOT_JSON, and its call stays open.
     """
 
     __slots__ = ("_answers", "_is_batch", "_members", "_session", "calls", "open")
@@ -129,7 +131,9 @@ class Exchange(NoExchange):
         if self._is_batch:
             # More than one array only if one would be too long: a call that was carried out is always answered.
             packer = Packer(self._session.outgoing_bytes_max, len(given))
-            packer.add_all(given)
+            deep = [text for text in given if _may_be_deep(text)]
+            packer.add_all([text for text in given if text not in deep] if deep else given)
+            packer.add_alone(deep)
             given = [_array(run) for run in packer.take()]
         self._answers = {}
         self._session.queue_answers(given)
@@ -267,7 +271,7 @@ class Session:
             raise self._too_large(method, text)
         self._next_id = max(self._next_id, number + 1)
         self._unanswered.add(number)
-        self._queue([text], batch=not alone)
+        self._queue([text], batch=not (alone or _may_be_deep(text)))
         return number
 
     def forget(self, id: int) -> None:
@@ -278,7 +282,7 @@ class Session:
         text = _encoded(method, params) + b"}"
         if len(text) > self.outgoing_bytes_max:
             raise self._too_large(method, text)
-        self._queue([text], batch=not alone)
+        self._queue([text], batch=not (alone or _may_be_deep(text)))
 
     def notify_many(self, notices: Sequence[Notice], *, batch: bool) -> None:
         """Many notifications at once: in arrays, or each in a frame of its own for clients that read no batches."""
@@ -286,7 +290,7 @@ class Session:
             return
         try:
             texts = list(map(encode, notices))
-        except (TypeError, ValueError, RecursionError, OverflowError) as exc:
+        except NOT_JSON as exc:
             raise InvalidDataError(f"params are not JSON: {exc}", where=notices[0].method) from exc
         longest = max(texts, key=len)
         if len(longest) > self.outgoing_bytes_max:
@@ -319,6 +323,11 @@ class Session:
         return texts
 
 
+def _may_be_deep(text: bytes) -> bool:
+    """It goes in a frame of its own: if the other end cannot read it, what is beside it would be lost too."""
+    return len(text) > 2 * DEPTH_MIN and text.count(b"[") + text.count(b"{") > DEPTH_MIN
+
+
 def _encoded(method: str, params: Any) -> bytes:
     """A call up to its id, without its closing brace."""
     head = _head(method)
@@ -326,7 +335,7 @@ def _encoded(method: str, params: Any) -> bytes:
         return head
     try:
         encoded = encode(params)
-    except (TypeError, ValueError, RecursionError, OverflowError) as exc:
+    except NOT_JSON as exc:
         raise InvalidDataError(f"params are not JSON: {exc}", where=method, next="Send JSON values only") from exc
     if encoded[:1] not in (b"{", b"["):
         raise InvalidDataError(

@@ -20,11 +20,19 @@ from headwater.broker.background import SOURCE
 from headwater.broker.flow import run_async
 from headwater.broker.log import LocalLog
 from headwater.broker.subscribe import Tenant
-from headwater.errors import HeadwaterError, OverloadedError, RequestTimeoutError, TooLargeError, UnauthorizedError
+from headwater.errors import (
+    HeadwaterError,
+    OverloadedError,
+    RequestTimeoutError,
+    TooLargeError,
+    UnauthorizedError,
+    UnreachableError,
+)
 from headwater.ports.records import SubscriptionRecord
 from headwater.protocol.jsonrpc import (
     FRAME_BYTES_MIN,
     INTERNAL_ERROR,
+    NOT_JSON,
     Answer,
     Call,
     Fault,
@@ -464,7 +472,7 @@ class Connection:
                 exchange.answer(call, outcome.result)
         except HeadwaterError as exc:
             outcome = Outcome(fault=fault_of(exc))
-        except (TypeError, ValueError) as exc:  # a result that is not JSON
+        except NOT_JSON as exc:  # a result that is not JSON
             details = {"method": call.method, "why": str(exc)}
             logger.error("method %(method)s gave a result that is not JSON: %(why)s", details, extra=self.identity)
             outcome = Outcome(fault=fault_of(exc))
@@ -657,7 +665,10 @@ class Connection:
         self._waiting[number] = future
         try:
             async with asyncio.timeout(self.context.limits.request_timeout if timeout is None else timeout) as limit:
-                return decode(await future)
+                answer = await future
+            return decode(answer)
+        except (msgspec.DecodeError, RecursionError) as exc:
+            raise UnreachableError(f"the client's answer cannot be read ({exc})", where=method) from exc
         except TimeoutError as exc:
             if not limit.expired():  # the client disconnected
                 raise
