@@ -4,17 +4,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from command_line import HEADWATER
 
 import headwater
 from headwater.cli import main
-
-HEADWATER = [sys.executable, "-m", "headwater"]
 
 
 class Result(NamedTuple):
@@ -130,10 +128,10 @@ def first_words(process: subprocess.Popen[str]) -> Served:
 
 @pytest.fixture
 def serve(start: Callable[..., subprocess.Popen[str]], path: Path) -> Callable[..., Served]:
-    """Serve the log of the test, on any free port, with JSON logs."""
+    """Serve the log of the test or another one, on any free port, with JSON logs."""
 
-    def call(*arguments: object, **options: Any) -> Served:
-        return first_words(start("serve", path, "--port", 0, "--log-format", "json", *arguments, **options))
+    def call(*arguments: object, log: object = path, **options: Any) -> Served:
+        return first_words(start("serve", log, "--port", 0, "--log-format", "json", *arguments, **options))
 
     return call
 

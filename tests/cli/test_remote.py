@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trustme
+from server_program import free_port
 
 import headwater
 from headwater.cli import arguments
@@ -179,10 +180,8 @@ def test_doctor(run, url: str, file: Path):
     assert f"On its machine: headwater doctor {file}" in shown
 
 
-def test_doctor_of_a_log_in_memory(start, run):
-    process = start("serve", "memory:", "--port", 0, "--log-format", "json")
-    url = json.loads(process.stderr.readline())["url"]
-    assert "in the server's memory: gone when the server stops" in run("doctor", url).out
+def test_doctor_of_a_log_in_memory(serve, run):
+    assert "in the server's memory: gone when the server stops" in run("doctor", serve(log="memory:").url).out
 
 
 def test_bench_through_a_server(run, tmp_path: Path, url: str):
@@ -243,13 +242,11 @@ def test_publishing_needs_the_right_to_publish_only(serve, run, finish, tmp_path
     assert finish("publish", url, "orders.new", input="1\n2\n").out == "published 2 messages  seq 4 to 5\n"
 
 
-def test_wss_with_a_certificate_of_our_own(start, run, tmp_path: Path):
+def test_wss_with_a_certificate_of_our_own(serve, run, tmp_path: Path):
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
-    flags = ["--host", "localhost", "--port", 0, "--tls-certificate", tmp_path / "server.pem"]
-    process = start("serve", tmp_path / "events.db", *flags, "--log-format", "json")
-    url = json.loads(process.stderr.readline())["url"]
+    url = serve("--host", "localhost", "--tls-certificate", tmp_path / "server.pem").url
     assert url.startswith("wss://localhost:")
     assert run("publish", url, "a", "1", "--ca", tmp_path / "ca.pem").out == "1  a\n"
     refused = run("publish", url, "a", "1")
@@ -258,20 +255,14 @@ def test_wss_with_a_certificate_of_our_own(start, run, tmp_path: Path):
     assert "--ca FILE" in refused.err
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @pytest.mark.parametrize(
     "command",
     [["publish", "LOG", "a", "1"], ["tail", "LOG", "-f"], ["topics", "LOG"], ["doctor", "LOG"], ["top", "LOG"]],
     ids=" ".join,
 )
-def test_no_server_there(run, free_port: int, command, monkeypatch):
+def test_no_server_there(run, command, monkeypatch):
     monkeypatch.setattr(arguments, "CONNECT_S_MAX", 0.3)
-    url = f"ws://127.0.0.1:{free_port}"
+    url = f"ws://127.0.0.1:{free_port()}"
     result = run(*(url if word == "LOG" else word for word in command))
     assert (result.code, result.out) == (3, "")
     assert result.err.splitlines() == [

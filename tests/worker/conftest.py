@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 import urllib.error
 import urllib.request
@@ -16,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import HEADWATER
 from eventually import eventually
 
 PATIENCE_S = 60
-COMMAND = "import sys; from headwater.cli import main; sys.exit(main())"
 
 
 class Worker:
@@ -30,7 +29,7 @@ class Worker:
         self._stderr = directory / "stderr.txt"
         with open(self._stderr, "ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", COMMAND, "worker", target, *arguments],
+                [*HEADWATER, "worker", target, *arguments],
                 cwd=directory,
                 stdout=errors,
                 stderr=errors,
