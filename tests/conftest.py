@@ -1,7 +1,10 @@
-"""Options and the line of figures that the hardest tests (crash, powerloss) share."""
+"""Options and the line of figures that the hardest tests (crash, powerloss) share; tests that are coroutine functions,
+which run in a loop of their own."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
 import os
 import tempfile
@@ -13,13 +16,10 @@ from typing import Any
 import hypothesis
 import psycopg
 import pytest
-from own_loop import pytest_pyfunc_call
 from postgres_server import PostgresServer
 from redis_server import RedisServer
 from s3_server import CREDENTIALS, S3Server
 from xdist.scheduler import LoadScopeScheduling
-
-__all__ = ["pytest_pyfunc_call"]
 
 # How long one example takes says nothing on a machine that has other things to do.
 hypothesis.settings.register_profile(
@@ -28,6 +28,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("headwater")
 
 ROOT = Path(__file__).parents[1]
+TEST_S_MAX = 90.0
+SETTLING_TURNS = 200
 _EMPTY_LOG = """
 DO $$ DECLARE each text; BEGIN
     FOR each IN SELECT tablename FROM pg_tables WHERE schemaname = 'headwater' AND tablename <> 'headwater' LOOP
@@ -197,3 +199,26 @@ def bucket_url(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     return s3.new_bucket()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(_without_a_trace(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})))
+    return True
+
+
+async def _without_a_trace(test: Any) -> None:
+    """Run a test; exceptions that reach the event loop and tasks that are left over fail it."""
+    mishaps: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(context))
+    await asyncio.wait_for(test, TEST_S_MAX)
+    for _ in range(SETTLING_TURNS):
+        if len(asyncio.all_tasks()) == 1:
+            break
+        await asyncio.sleep(0.001)
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, f"still running: {left}"
+    assert not mishaps, f"raised on the event loop: {mishaps}"
