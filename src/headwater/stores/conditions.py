@@ -3,11 +3,11 @@ whatever a user wrote is a bound parameter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from headwater.delivery.filters import And, Compare, EntityFilter, Matcher, Not, OneOf, Or, Term
-from headwater.ports.records import DeadLetterQuery, Selection
+from headwater.ports.records import Selection
 from headwater.topics import Pattern
 
 SMALL_BYTES_MAX = 4_096  # of data; up to here the database is asked whether a condition holds
@@ -87,24 +87,6 @@ def entities_condition(
     to_all = [Condition('"to" IS NULL')] if filter.broadcast else []
     receivers = to_all if filter.to is None else [matches('"to"', filter.to), *to_all]
     return all_of(senders, joined(" OR ", receivers) if receivers else EVERYTHING), not filter.has_regex
-
-
-def letters_condition(query: DeadLetterQuery, is_in: Callable[[str, Iterable[int]], Condition]) -> Condition:
-    """Leaves out `error` and `error_kind`, and may be wider than `topic`: the caller checks them. `is_in` compares a
-    column with numbers."""
-    topics = EVERYTHING if query.topic is None else topic_condition(query.topic)[0]
-    numbers = (("id", query.ids), ("seq", query.seqs))
-    texts = {
-        "subscription": query.subscription,
-        "type": query.type,
-        "reason": query.reason,
-        "coalesce(handler, '')": query.handler,
-    }
-    return all_of(
-        topics,
-        *(is_in(column, wanted) for column, wanted in numbers if wanted is not None),
-        *(Condition(f"{column} = ?", (text,)) for column, text in texts.items() if text is not None),
-    )
 
 
 class Wanted(NamedTuple):

@@ -54,7 +54,7 @@ from headwater.ports.records import (
     TopicCount,
 )
 from headwater.ports.store import LETTERS_BYTES_MAX, SEQ_MAX
-from headwater.stores.conditions import SMALL_BYTES_MAX, Condition, Wanted, letters_condition, topic_condition
+from headwater.stores.conditions import SMALL_BYTES_MAX, Condition, Wanted, all_of, topic_condition
 from headwater.topics import Dialect, Pattern
 from headwater.version import UPGRADE
 
@@ -725,8 +725,19 @@ class SqlReader:
         return set(SEQS.decode(self._value("leased_seqs", low, high, now_ms)))
 
     def _letters(self, query: DeadLetterQuery) -> Condition:
-        return letters_condition(
-            query, lambda column, numbers: Condition(f"{column} {self._among}", (self._numbers(numbers),))
+        """Leaves out `error` and `error_kind`, and may be wider than `topic`: the caller checks them."""
+        parts = [] if query.topic is None else [topic_condition(query.topic)[0]]
+        for column, numbers in (("id", query.ids), ("seq", query.seqs)):
+            if numbers is not None:
+                parts.append(Condition(f"{column} {self._among}", (self._numbers(numbers),)))
+        texts = {
+            "subscription": query.subscription,
+            "type": query.type,
+            "reason": query.reason,
+            "coalesce(handler, '')": query.handler,
+        }
+        return all_of(
+            *parts, *(Condition(f"{column} = ?", (text,)) for column, text in texts.items() if text is not None)
         )
 
     def count_dead_letters(self, query: DeadLetterQuery, by: LetterColumn, limit: int) -> dict[str, int]:
