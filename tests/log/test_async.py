@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fetched import seqs
 
 import headwater
 from headwater import AsyncLog, ManualClock
@@ -30,10 +31,6 @@ def url(tmp_path: Path) -> str:
 @pytest.fixture
 def opening(url: str, clock: ManualClock) -> Opening:
     return headwater.open_async(url, clock=clock, maintenance_interval=None, heartbeats=False)
-
-
-def seqs(messages: Any) -> list[int]:
-    return [message.seq for message in messages]
 
 
 async def test_publish_fetch_ack(opening: Opening) -> None:

@@ -4,13 +4,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from fetched import seqs
 
 from headwater import Log, ManualClock
 from headwater.errors import InvalidOptionError
-
-
-def seqs(messages: Any) -> list[int]:
-    return [message.seq for message in messages]
 
 
 def drain(subscription: Any) -> list[int]:

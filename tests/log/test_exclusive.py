@@ -5,16 +5,13 @@ import socket
 from typing import Any
 
 import pytest
+from fetched import seqs
 
 import headwater
 from headwater import Log, ManualClock
 from headwater.errors import LeaseLostError, SubscriptionActiveError
 
 LEASE_MS = 10_000
-
-
-def seqs(messages: Any) -> list[int]:
-    return [message.seq for message in messages]
 
 
 def test_a_second_holder_is_refused_in_the_words_of_the_seed(open_log: Any) -> None:

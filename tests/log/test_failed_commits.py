@@ -3,18 +3,11 @@
 from typing import Any
 
 import pytest
+from fetched import drain
 from full_disk import full_disk
 
 from headwater import Log, ManualClock
 from headwater.errors import DiskFullError
-
-
-def drain(subscription: Any) -> list[tuple[int, int]]:
-    received = []
-    while found := subscription.fetch():
-        received += [(message.seq, message.attempt) for message in found]
-        subscription.ack_many(found)
-    return received
 
 
 def test_a_failed_publish_took_no_seq(log: Log) -> None:

@@ -5,13 +5,10 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
+from fetched import seqs
 
 from headwater import Log, ManualClock
 from headwater.broker.deliveries import KEYED_ROWS_MAX
-
-
-def seqs(messages: Any) -> list[int]:
-    return [message.seq for message in messages]
 
 
 def keyed(*keys: Any) -> list[tuple[str, dict[str, Any]]]:

@@ -4,13 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from fetched import seqs
 
 from headwater import Log, ManualClock, Subscription
 from headwater.errors import InvalidStateError, LeaseLostError, NotDeliveredError
-
-
-def seqs(messages: Any) -> list[int]:
-    return [message.seq for message in messages]
 
 
 def drain(subscription: Subscription) -> list[int]:

@@ -5,13 +5,10 @@ import threading
 from typing import Any
 
 import pytest
+from fetched import seqs
 
 from headwater import Log, ManualClock, Subscription
 from headwater.errors import LeaseLostError
-
-
-def seqs(messages: Any) -> list[int]:
-    return [message.seq for message in messages]
 
 
 def test_two_consumers_get_disjoint_messages(log: Log) -> None:

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from fetched import seqs
 
 from headwater import Log, ManualClock
 from headwater.errors import (
@@ -12,10 +13,6 @@ from headwater.errors import (
     SubscriptionMismatchError,
     UnknownSubscriptionError,
 )
-
-
-def seqs(messages: Any) -> list[int]:
-    return [message.seq for message in messages]
 
 
 def moment(clock: ManualClock) -> datetime:

@@ -6,21 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fetched import drain
 from full_disk import full_disk
 from waiting import TIME_LIMIT_S, until_it_waits
 
 import headwater
 from headwater import Log, ManualClock
 from headwater.errors import DiskFullError, LeaseLostError, SubscriptionActiveError
-
-
-def drain(subscription: Any) -> list[tuple[int, int]]:
-    received = []
-    while found := subscription.fetch():
-        received += [(message.seq, message.attempt) for message in found]
-        subscription.ack_many(found)
-    return received
-
 
 # --- what each gets ------------------------------------------------------------------------------------------------
 

@@ -13,12 +13,11 @@ from typing import Literal
 
 import msgspec
 
-from headwater.broker.deliveries import already_active, load
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow
 from headwater.broker.shared_consumers import consumer_of, live_consumers
 from headwater.broker.statistics import LAG_LOOKED_AT_MAX, Waiting, look_upto
-from headwater.broker.subscribe import Allow, Start, start_position
+from headwater.broker.subscribe import Allow, Start, load_movable, start_position
 from headwater.delivery.window import Range
 from headwater.errors import InvalidFilterError
 from headwater.formats import iso
@@ -245,11 +244,7 @@ def preview_seek(
     """What `seek` would do, and refused as it would be. Changes nothing."""
 
     def look(reader: Reader) -> SeekPreview:
-        record = load(reader, id)
-        if allow is not None:
-            allow(record)
-        if record.spec.mode == "exclusive" and record.lease.live(engine.clock.now_ms()):
-            raise already_active(record, "Close it, seek, and subscribe again")
+        record = load_movable(reader, id, allow, engine.clock.now_ms())
         target = start_position(reader, start)
         selection, window = selection_of(record.spec), record.window
         count = _counting(reader, selection)

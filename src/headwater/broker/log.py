@@ -32,6 +32,8 @@ from headwater.broker.subscribe import (
     Tenant,
     acquire,
     check_subscription_id,
+    load_allowed,
+    load_movable,
     spec_of,
     start_position,
 )
@@ -170,9 +172,7 @@ class LocalLog:
         """Remove a subscription with all its state; its dead letters stay."""
 
         def work(writer: Writer, hooks: TransactionHooks) -> None:
-            record = load(writer, id)
-            if allow is not None:
-                allow(record)
+            record = load_allowed(writer, id, allow)
             if record.lease.live(self.engine.clock.now_ms()):
                 raise already_active(record, "Close it first")
             writer.end_redrives(id, "the subscription was removed")
@@ -187,11 +187,7 @@ class LocalLog:
         Only while it has no holder; shared consumers lose their messages in flight."""
 
         def work(writer: Writer, hooks: TransactionHooks) -> int:
-            record = load(writer, id)
-            if allow is not None:
-                allow(record)
-            if record.spec.mode == "exclusive" and record.lease.live(self.engine.clock.now_ms()):
-                raise already_active(record, "Close it, seek, and subscribe again")
+            record = load_movable(writer, id, allow, self.engine.clock.now_ms())
             after = start_position(writer, start)
             lease = Lease("", record.lease.fence + 1, 0)
             writer.end_redrives(id, "the subscription was moved")
@@ -218,9 +214,7 @@ class LocalLog:
         """A subscription that is paused already stays so since when it was."""
 
         def work(writer: Writer, hooks: TransactionHooks) -> None:
-            record = load(writer, id)
-            if allow is not None:
-                allow(record)
+            record = load_allowed(writer, id, allow)
             if (record.spec.paused_ms is None) != (paused_ms is None):
                 spec = replace(record.spec, paused_ms=paused_ms)
                 writer.save_subscription(replace(record, spec=spec, active_ms=self.engine.clock.now_ms()))

@@ -194,6 +194,21 @@ Allow = Callable[[SubscriptionRecord], None]
 """Raises UnauthorizedError if the caller has no right to this subscription."""
 
 
+def load_allowed(reader: Reader, id: str, allow: Allow | None) -> SubscriptionRecord:
+    record = deliveries.load(reader, id)
+    if allow is not None:
+        allow(record)
+    return record
+
+
+def load_movable(reader: Reader, id: str, allow: Allow | None, now_ms: int) -> SubscriptionRecord:
+    """For a seek. A shared subscription may be moved while it has consumers; an exclusive one has to be free."""
+    record = load_allowed(reader, id, allow)
+    if record.spec.mode == "exclusive" and record.lease.live(now_ms):
+        raise deliveries.already_active(record, "Close it, seek, and subscribe again")
+    return record
+
+
 class Tenant(NamedTuple):
     """The token for which a server subscribes: it owns new subscriptions, up to `subscriptions_max`."""
 
