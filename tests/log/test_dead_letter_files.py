@@ -173,7 +173,7 @@ def test_lines_come_in_by_pages(log: Log) -> None:
 
     assert log.dead_letters.import_(lines()) == taken == 1_200
     with pytest.raises(
-        InvalidDataError, match="The lines before line 1001 are imported; mend the line and import the rest"
+        InvalidDataError, match="The lines before line 1001 are imported; fix the line and import the rest"
     ):
         log.dead_letters.import_([*lines(), "{"])
     assert log.dead_letters.statistics().total == 2 + 1_200 + 1_000

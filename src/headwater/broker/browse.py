@@ -1,4 +1,4 @@
-"""Messages for people who look at a log: a search, one message with its deliveries, and what a seek would do.
+"""Views of a log's messages: a search, one message with its deliveries, and what a seek would do.
 
 Nothing here is needed to deliver. It reads on the threads of filters and statistics, in looks that are bounded in rows,
 bytes and time, so that neither the writer nor a delivery waits for long.
@@ -145,7 +145,7 @@ def _look(selection: Selection, low: int, high: int, limit: int, newest_first: b
 
 
 def _bounds(reader: Reader, after: int, upto: int, since_ms: int | None, until_ms: int | None) -> tuple[int, int]:
-    """Of what is stored: seqs that retention has deleted at the front are not looked at."""
+    """The bounds of what is stored, so that seqs that retention has deleted at the front are not searched."""
     if since_ms is not None:
         after = max(after, reader.seq_before(since_ms))
     if until_ms is not None:
@@ -177,7 +177,7 @@ def inspect(
     manages: Callable[[str], bool] = lambda topic: True,
 ) -> Flow[MessageInfo]:
     """One message with its deliveries to the subscriptions that may be used, and with its dead letters if its topic may
-    be managed. One that may not be read is not there."""
+    be managed. A message that may not be read is reported as missing."""
 
     def look(reader: Reader) -> MessageInfo:
         message = reader.messages([seq]).get(seq)

@@ -310,7 +310,7 @@ class Committer:
         self._refuse_rest()
 
     def _refuse_rest(self) -> None:
-        """What slipped in while we closed."""
+        """Refuse what was queued during the close."""
         with contextlib.suppress(IndexError):  # two of us at once: the queue is empty
             while True:
                 complete([(self._queue.popleft().completion, None, self._closed())])

@@ -113,7 +113,7 @@ class Consumer(ABC):
             self._release_idle()
 
     def _end_credit(self) -> None:  # noqa: B027 (of a log in this process nothing comes unasked)
-        """No taker is there any more: nothing more may come unasked."""
+        """Called when the last taker has left: nothing more may be delivered unasked."""
 
     def take(self, limit: int, wait_s: float | None, *, ahead: bool = False) -> Flow[list[Claimed]]:
         """Up to `limit` messages; waits up to `wait_s` for the first (None: for ever), returns [] when time is up.

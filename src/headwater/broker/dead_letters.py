@@ -384,7 +384,7 @@ def _letter_of(line: str, number: int, first: int) -> DeadLetter:
         raise InvalidDataError(
             f"not an exported dead letter ({exc})",
             where=f"line {number}",
-            next=f"{imported}; mend the line and import {'the rest' if first > 1 else 'again'}",
+            next=f"{imported}; fix the line and import {'the rest' if first > 1 else 'again'}",
         ) from exc
 
 

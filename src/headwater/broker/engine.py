@@ -177,7 +177,7 @@ class Engine:
             return last, known, set(reader.topics_between(known, last)) if is_few else None
 
         last, known, topics = self.read_now(look, Interruption())
-        if last <= known:  # no message, so an ack, a nack or a lease that changed hands
+        if last <= known:  # no message, so an ack, a nack or a lease with a new owner
             self.wakeups.settled()
         elif topics is None:
             self.wakeups.published(set(), known + 1, last)

@@ -81,7 +81,9 @@ class LocalLog:
         self._subscribers: set[DurableConsumer | TailConsumer] = set()
         self._closed = False
         self._sampling: PeriodicTask | None = None
-        self._keeper = PeriodicTask("headwater-keeper", self.heartbeat, self.heartbeat_s) if heartbeats else None
+        self._heartbeats = (
+            PeriodicTask("headwater-heartbeats", self.heartbeat, self.heartbeat_s) if heartbeats else None
+        )
         self._maintenance = (
             None
             if maintenance_s is None
@@ -157,8 +159,8 @@ class LocalLog:
             subscriber.is_new = begun.is_new
         self._subscribers.add(subscriber)
         subscriber.gone.watch(lambda _: self._subscribers.discard(subscriber))
-        if self._keeper is not None:
-            self._keeper.poke()
+        if self._heartbeats is not None:
+            self._heartbeats.poke()
         return subscriber
 
     def _end_former_holders(self, record: SubscriptionRecord) -> None:
@@ -353,7 +355,7 @@ class LocalLog:
     # --- living and ending --------------------------------------------------------------------------------------
 
     def heartbeat(self) -> None:
-        """Renew what this process holds. Blocks; the keeper calls it on a thread of its own."""
+        """Renew what this process holds. Blocks; a periodic task calls it on a thread of its own."""
         beats = [subscriber.heartbeat() for subscriber in list(self._subscribers) if not subscriber.closed]
         saves = [self._save_timings()] if self.engine.timings.is_due() else []
         run_together(
@@ -379,7 +381,7 @@ class LocalLog:
         if self.engine.forked:
             return
         self.engine.interrupt_reads()  # also those of the background work
-        for background in (self._maintenance, self._keeper, self._sampling):
+        for background in (self._maintenance, self._heartbeats, self._sampling):
             if background is not None:
                 background.stop()
         self.live.close()

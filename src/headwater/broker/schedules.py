@@ -93,8 +93,8 @@ class ScheduleInfo(msgspec.Struct, frozen=True):
 
 
 class ScheduleTurn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`fence`: this process may publish what is due. `busy`: another process is at it. `stored`: what the log has under
-    the id. The timetable of another process is abandoned if its next occurrence is long due."""
+    """`fence`: this process may publish what is due. `busy`: another process publishes it. `stored`: what the log has
+    under the id. The timetable of another process is abandoned if its next occurrence is long due."""
 
     last_ms: int = 0
     fence: int | None = None
@@ -162,8 +162,8 @@ def declare_schedule(
 
 
 def take_schedule(engine: Engine, schedule: Schedule, publisher: str, due_ms: int) -> Flow[ScheduleTurn]:
-    """Take the lease of a schedule, if this occurrence is not done and no other process is at it. The holder renews it
-    so."""
+    """Take the lease of a schedule, if this occurrence is not done and no other process publishes it. The holder renews
+    it so."""
     resource, owner = PREFIX + schedule.id, _owner(publisher, schedule)
 
     def work(writer: Writer, hooks: TransactionHooks) -> ScheduleTurn:

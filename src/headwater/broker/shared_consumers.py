@@ -1,10 +1,10 @@
-"""The consumers of a shared subscription, for people who ask which there are. No delivery depends on the list.
+"""The list of consumers of a shared subscription, for display only: no delivery depends on it.
 
-They stand in one lease for each subscription, as its owner: names, and until when each counts as alive. Consumers renew
-theirs with their heartbeat, in the transaction that it has anyway.
+One lease per subscription has the list as its owner: names, and until when each counts as alive. A consumer renews its
+entry in the transaction of its heartbeat.
 
-The token of a claim tells which of them has it, at no cost for the claim: a fence grows to the next number that leaves
-the mark of the claiming consumer as its remainder.
+The token of a claim names its consumer at no cost: a claim raises the fence to the next number whose remainder by MARKS
+is the mark of the consumer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def live_consumers(reader: Reader, subscription: str, now_ms: int) -> list[str]:
 
 
 def renew_consumer(writer: Writer, subscription: str, name: str, now_ms: int, until_ms: int) -> None:
-    """One whose `until_ms` is past is taken off the list."""
+    """Renew the entry of a consumer; one whose `until_ms` is past is removed."""
     resource = _resource(subscription)
     lease = writer.lease(resource)
     alive = _alive(lease, now_ms)

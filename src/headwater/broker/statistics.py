@@ -151,7 +151,7 @@ def describe(
     most = LAG_LOOKED_AT_MAX if looked_at_max is None else looked_at_max
     try:
         selection, window = selection_of(record.spec), record.window
-    except InvalidFilterError as exc:  # nothing can be said of what it waits for, and it must spoil no other's figures
+    except InvalidFilterError as exc:  # its lag cannot be computed, and the figures of the others must not fail
         return _info(reader, record, now_ms, problem=f"subscription '{record.id}' is broken: {exc}")
     undelivered = (count or partial(count_waiting, reader))(selection, window.delivered, most)
     bound = look_upto(reader, window.floor, most)

@@ -82,7 +82,7 @@ def run(path: LogName, as_json: AsJson = False) -> None:
         write_document(report)
         return
     if report.skipped:
-        say("another process is at it right now")
+        say("another process runs the maintenance right now")
         return
     say(f"deleted {plural(sum(report.pruned.values()), 'message')}")
     for pattern, number in report.pruned.items():

@@ -85,7 +85,7 @@ class Connection:
         return request.completion
 
     def refuse_stranded(self) -> None:
-        """The loop is closed."""
+        """Refuse what was queued: the loop is closed, so it will not be sent."""
         self._is_scheduled = False
         self._refuse_all(self._closed())
 

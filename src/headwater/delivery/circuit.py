@@ -40,7 +40,7 @@ class BreakerPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Breaker(msgspec.Struct, frozen=True):
-    """`turn` grows with every change of state: what was begun in an earlier turn says nothing about this one."""
+    """`turn` grows with every change of state. The outcome of a try counts only in the turn in which the try began."""
 
     state: BreakerState = "closed"
     turn: int = 0
@@ -54,7 +54,7 @@ def until_ms(policy: BreakerPolicy, breaker: Breaker) -> int | None:
 
 
 def ask(policy: BreakerPolicy, breaker: Breaker, now_ms: int) -> tuple[Breaker, int | None]:
-    """May the target be tried now? The turn to report the outcome with, or None: not now."""
+    """The turn with which to report the outcome of a try; None if the target may not be tried now."""
     if breaker.state == "closed":
         return breaker, breaker.turn
     # A clock that was set back must not keep the circuit open for longer than it was meant to be.
@@ -91,11 +91,11 @@ def not_tried(policy: BreakerPolicy, breaker: Breaker, turn: int) -> Breaker:
 
 MISSES_AWAY_MAX = 3  # failures in a row after which a round ends, if the target seems to be away
 MISSES_THERE_MAX = 10  # if it answers, or has just taken others
-PROBE_ROUNDS = 3  # so many in vain end with their first failure, lest the end of an outage puts others before it
+PROBE_ROUNDS = 3  # in vain, that end with their first failure: others must not overtake it when an outage ends
 PATIENT_ROUNDS = 10  # after so many in vain, each round begins with others than the one before
 
 Tried = Literal["sent", "unfit", "failed"]
-"""Unfit: refused for what it is, by an error that says so; to try it again is no use."""
+"""Unfit: the error says that the target can never take this message, so a retry would not help."""
 
 
 class Verdict(NamedTuple):
@@ -109,7 +109,7 @@ class Verdict(NamedTuple):
 
 class Suspect(msgspec.Struct, frozen=True):
     """A message that is kept aside, so that it holds up no others. `refusals` counts how often others got through after
-    it had failed; `failed`: it did, and no other has got through since."""
+    it had failed; `failed`: it has failed, and no other has got through since."""
 
     due_ms: int
     refusals: int = 1

@@ -78,7 +78,8 @@ _LITERAL.encoding = re2.Options.Encoding.LATIN1
 
 
 class Regex:
-    """Equal if it is spelled alike; what it is compiled to is kept apart, so that thousands of filters hold little."""
+    """Equal by its text. The compiled program is in a cache that all share, so that thousands of filters need little
+    memory."""
 
     __slots__ = ("source",)
 

@@ -45,7 +45,7 @@ class GiveUp(msgspec.Struct, frozen=True):
 
 
 def backoff_ms(policy: RetryPolicy, attempts: int, roll: float) -> int:
-    """How long to wait after the given number of attempts; `roll` in [0, 1) is the dice for the jitter."""
+    """How long to wait after the given number of attempts; `roll` is a random number in [0, 1) for the jitter."""
     exponent = min(attempts - 1, 64)  # factor**64 is past any cap; a larger exponent would only overflow
     delay = min(policy.base_ms * policy.factor**exponent, policy.cap_ms)
     return round(delay * (1 + policy.jitter * roll))

@@ -54,14 +54,15 @@ class DedupeQueue(Protocol):
         first."""
 
     def extend(self, handler: str, id: str, now_ms: int, claim_ms: int) -> bool:
-        """Handling it takes longer: the claim lasts until `now_ms + claim_ms`. False, and nothing, if it is done or its
-        claim is another's."""
+        """Extend the claim until `now_ms + claim_ms`, because handling takes longer. Returns False and changes nothing
+        if the entry is done or another caller has claimed it."""
 
     def finish(self, handler: str, id: str) -> None:
         """Record it as handled, even if another caller has begun it. The oldest beyond the limits are forgotten."""
 
     def release(self, handler: str, id: str) -> None:
-        """Handling it failed: the next delivery is first again. Nothing, if it is done or its claim is another's."""
+        """Give the claim up, because handling failed: the next delivery is first again. Does nothing if the entry is
+        done or another caller has claimed it."""
 
     def contains(self, handler: str, id: str) -> bool:
         """Whether it is known to have been handled."""
@@ -79,4 +80,4 @@ class DedupeQueue(Protocol):
         """Forget all of a handler, or of all; returns how many entries."""
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """May be called twice."""

@@ -100,7 +100,7 @@ def _selection_of(pattern: str, dialect: Dialect, entities_json: bytes, where: s
 
 
 def pattern_of(spec: SubscriptionSpec) -> Pattern:
-    """Where nothing else of the selection is asked for: it can be read, whatever became of the filters."""
+    """For callers that need the topics only: the pattern can be read even if the filters cannot."""
     return parse_pattern(spec.pattern, spec.dialect)
 
 
@@ -245,8 +245,8 @@ def error_kind(error: str | None) -> str:
 
 
 class DeadLetterQuery(msgspec.Struct, frozen=True):
-    """All given conditions hold together. `error` is searched in the error text and `error_kind` compared with it, by
-    the broker: it may take its time, which is no store's. A `handler` of "" is none."""
+    """All given conditions hold together. `error` is searched in the error text and `error_kind` compared with it by
+    the broker, because a search may take longer than a store may be kept waiting. A `handler` of "" is none."""
 
     ids: tuple[int, ...] | None = None
     subscription: str | None = None
@@ -259,7 +259,7 @@ class DeadLetterQuery(msgspec.Struct, frozen=True):
     error_kind: str | None = None
 
     def fits(self, letter: DeadLetter) -> bool:
-        """What stores leave to the broker."""
+        """Whether a letter meets the conditions that stores leave to the broker."""
         return (self.error is None or (letter.error is not None and self.error.finds(letter.error))) and (
             self.error_kind is None or error_kind(letter.error) == self.error_kind
         )
@@ -301,7 +301,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True):
 
 
 class TopicCount(msgspec.Struct, frozen=True, array_like=True):
-    """`last_seq` stays when the messages go."""
+    """`last_seq` stays when the messages are deleted."""
 
     topic: str
     count: int

@@ -93,7 +93,7 @@ class Reader(Protocol):
         so much may be read into memory, but one message at least; a store that can say so stops there."""
 
     def scan_times(self, selection: Selection, after: int, limit: int, upto: int) -> Times:
-        """Like `scan`, but only when each message was published; no payload is loaded to tell."""
+        """Like `scan`, but returns only the times of publishing, and loads no payload."""
 
     def find(self, selection: Selection, after: int, upto: int, limit: int, *, newest_first: bool = False) -> Found:
         """The seqs of the first `limit` matching messages in (after, upto], or of the last ones, newest first. Looks at
@@ -223,7 +223,7 @@ class Writer(Reader, Protocol):
     def add_receipts(self, publisher: str, receipts: Sequence[Receipt], now_ms: int) -> None: ...
 
     def forget_receipts(self, publisher: str, below: int) -> None:
-        """The publisher has heard of all its messages with a number below this."""
+        """The publisher has the answers for all its messages with a number below this."""
 
     def forget_old_receipts(self, before_ms: int, limit: int) -> int:
         """Drop receipts older than this; returns how many."""
@@ -250,7 +250,7 @@ class Writer(Reader, Protocol):
     def remove_dead_letters(self, ids: Sequence[int]) -> None: ...
 
     def end_redrives(self, subscription: str, why: str) -> None:
-        """Letters of the subscription that are on their way again no longer are: why is their `redrive_error`."""
+        """End the redrives under way of the subscription's dead letters; `why` becomes their `redrive_error`."""
 
     def add_gap(self, gap: Gap) -> None: ...
 

@@ -1,4 +1,5 @@
-"""A transport carries copies of messages to another system. The log stays the truth; a forwarder feeds it from there.
+"""A transport carries copies of messages to another system. The log remains the source of truth; a forwarder feeds the
+transport from it.
 
 All methods block, as those of stores do, and may be called from several threads. Messages have arrived when `publish`
 or `publish_many` returns, as durably as the target stores them. If one raises, any part of them may have arrived;
@@ -36,7 +37,7 @@ class Transport(Protocol):
 
 
 def check_transport(given: Any, where: str) -> Transport:
-    """That it has the verbs of a transport, so that a url or a log in its place is refused at once."""
+    """Check that it has the methods of a transport, so that a url or a log in its place is refused at once."""
     if isinstance(given, type) or not all(hasattr(given, name) for name in ("name", "recognises_ids", "publish_many")):
         raise InvalidOptionError(
             f"expected a transport, got {type(given).__name__}",

@@ -61,7 +61,7 @@ class Fault(Exception):
 
 
 class NoExchange:
-    """Takes the answer to a call that wants none, and drops it; `session.Exchange` collects the others."""
+    """Drops the answer to a notification; `session.Exchange` collects all other answers."""
 
     __slots__ = ()
 

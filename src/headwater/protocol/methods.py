@@ -282,8 +282,9 @@ class Fetched(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 class Credit(Params):
-    """For `rpc.credit`: messages are sent as `rpc.deliver`, when they come, until so many have been sent in all since
-    the subscribe. The number of those that have come ends the credit. A total, so that the call may be repeated."""
+    """For `rpc.credit`: the server sends messages as `rpc.deliver` when they come, until it has sent `upto` of them
+    since the subscribe. The number that has been received ends the credit. It is a total, so that the call may be
+    repeated."""
 
     subscription_id: str
     upto: int

@@ -113,7 +113,7 @@ _CHECK = (
     f"PRAGMA mmap_size = {MMAP_BYTES}; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;"
     f" SELECT '{_FOUND}'; PRAGMA integrity_check({FINDINGS_MAX});"
 )
-_RESTORE = "Restore an older version, or mend the origin and push again"
+_RESTORE = "Restore an older version, or repair the origin and push again"
 
 
 def _immutable_url(path: str) -> str | None:

@@ -112,8 +112,8 @@ def require_place_for(path: str) -> None:
         raise InvalidOptionError("this is a directory", where=path, next="Name a file in it")
     directory = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(directory):
-        mend = f"mkdir -p {shlex.quote(directory)}"
-        raise InvalidOptionError("the directory does not exist", where=directory, next=mend)
+        remedy = f"mkdir -p {shlex.quote(directory)}"
+        raise InvalidOptionError("the directory does not exist", where=directory, next=remedy)
 
 
 def no_space(path: str) -> DiskFullError:

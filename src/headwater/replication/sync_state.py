@@ -64,8 +64,8 @@ class SyncState:
             self._unlock()
             above = os.path.dirname(self.directory)
             if not os.path.isdir(above):
-                mend = f"mkdir -p {shlex.quote(above)}"
-                raise InputOutputError("the directory does not exist", where=above, next=mend) from exc
+                remedy = f"mkdir -p {shlex.quote(above)}"
+                raise InputOutputError("the directory does not exist", where=above, next=remedy) from exc
             raise InputOutputError(
                 exc.strerror or str(exc),
                 where=self.directory,

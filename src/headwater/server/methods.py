@@ -436,8 +436,8 @@ def declare_schedule(connection: Connection, params: rpc.DeclareSchedule) -> Flo
 
 
 def take_schedule(connection: Connection, params: rpc.TakeSchedule) -> Flow[ScheduleTurn]:
-    """Ask for the turn to publish an occurrence. `fence`: the client may publish it; `busy`: another client is at it;
-    neither: it is done."""
+    """Ask for the turn to publish an occurrence. `fence`: the client may publish it; `busy`: another client publishes
+    it; neither: it is done."""
     schedule, publisher = _schedule_of(connection, params)
     return connection.core.take_schedule(schedule, params.due_ms, publisher)
 

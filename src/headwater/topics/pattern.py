@@ -52,7 +52,7 @@ MANY = Wildcard.MANY
 class Pattern:
     """A parsed pattern; `parse_pattern` makes them. Equal if spelled equally in the same dialect.
 
-    What it tells about itself is worked out once, since a pattern is parsed once and asked for every message:
+    Its properties are computed once, because a pattern is parsed once and compared with every message:
 
     - `literal_prefix`: the longest text that every matching topic starts with. It ends in a dot where another
       token must follow: `orders.*` has `orders.`, but `orders.#` has `orders`.

@@ -164,7 +164,7 @@ def make_message(topic: str, data: Any, now_ms: int, **options: Unpack[PublishOp
 
 
 def new_id(now_ms: int) -> str:
-    """As a log derives one, but of nothing: random where that has its salt and the seq."""
+    """An id of the form that a log derives, with random bits in place of the log's salt and the seq."""
     return derived_id(now_ms, secrets.randbits(SALT_BITS), secrets.randbits(_RANDOM_TAIL_BITS))
 
 

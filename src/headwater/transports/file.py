@@ -280,10 +280,10 @@ class FileTransport(BaseTransport):
         except OSError as exc:
             self._connected = False
             directory = self._path.parent
-            mend = "Its lines are whole; mend that and publish again"
+            remedy = "Its lines are whole; fix the cause and publish again"
             if isinstance(exc, FileNotFoundError) and not directory.exists():
-                mend = f"mkdir -p {shlex.quote(str(directory))}"
-            raise TransportFailedError(exc.strerror or str(exc), where=self.name, next=mend) from exc
+                remedy = f"mkdir -p {shlex.quote(str(directory))}"
+            raise TransportFailedError(exc.strerror or str(exc), where=self.name, next=remedy) from exc
         except HeadwaterError:
             self._connected = False
             raise

@@ -88,8 +88,8 @@ _WRITE = "Write redis://user:password@host:6379/0, with %-escapes in passwords"
 
 
 class RedisTransport(BaseTransport):
-    """Sends, and runs consumers; `close` waits for the one and stops the other. `shown`: options that belong to its
-    name. `retries`: how often the client may repeat a command by itself."""
+    """Sends messages and runs consumers; `close` waits for sends under way and stops the consumers. `shown`: options
+    that belong to its name. `retries`: how often the client may repeat a command by itself."""
 
     client_options = CLIENT_OPTIONS
 

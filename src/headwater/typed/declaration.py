@@ -73,7 +73,7 @@ class Declaration:
         return add
 
     def missing_upgraders(self) -> list[int]:
-        """Versions above the oldest that can be upgraded which have no upgrader."""
+        """The versions without an upgrader, of those above the oldest version that has one."""
         oldest = min(self.upgraders, default=self.version)
         return [version for version in range(oldest, self.version) if version not in self.upgraders]
 

@@ -343,7 +343,8 @@ class WorkerProcess:
             self._ask_to_stop()
 
     def _as_worker(self, registration: Registration) -> Registration:
-        """The handler counts its messages. Without a `concurrency` of its own, a shared one gets that of --threads."""
+        """Make the handler count its messages. A shared handler without a `concurrency` of its own gets that of
+        --threads."""
         handler, threads = registration.handler, self._options.threads
         is_shared = registration.options.get("mode") == "shared"
 

@@ -63,7 +63,7 @@ def ended_by(code: int) -> str:
 
 
 class Slot:
-    """The place of one process, whichever runs there."""
+    """The place of one process at a time."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -126,7 +126,7 @@ class Supervisor:
         self._connections = 0
 
     async def run(self) -> int:
-        """Until a signal, or until it shows that the module cannot be run. Returns the exit code."""
+        """Run until a signal, or until a process finds that the module cannot be run. Returns the exit code."""
         options = self._options
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -182,7 +182,7 @@ class Supervisor:
         slot.state = "stopped"
 
     def _after(self, slot: Slot, code: int) -> float | None:
-        """Says how a process ended, and returns when the next one starts; None: a restart does not help."""
+        """Log how a process ended, and return when the next one starts; None if a restart would not help."""
         report, pid = slot.report, slot.process.pid if slot.process is not None else 0
         ran_s = time.monotonic() - slot.began_s
         if slot.is_wanted_anew:
@@ -284,7 +284,8 @@ class Supervisor:
             slot.stop()
 
     def _kill_later(self, slot: Slot) -> None:
-        """A process that ends, though the worker does not, may hang like any other: then no message is handled."""
+        """Kill a process that was asked to end and hangs, also when the worker goes on: a hanging process handles no
+        message."""
         if slot.killing is None:
             after_s = self._options.shutdown_timeout_s + KILL_AFTER_S
             slot.killing = asyncio.get_running_loop().call_later(after_s, self._kill_late, slot)
