@@ -9,7 +9,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any, Unpack
 
 import msgspec
@@ -75,9 +75,6 @@ def _decoder(type: Any) -> Decode:
 
 _seq = msgspec.json.Decoder(_Seq)
 _seqs = msgspec.json.Decoder(_Seqs)
-_gap_notice = msgspec.json.Decoder(rpc.GapNotice)
-_paused_notice = msgspec.json.Decoder(rpc.SubscriptionId)
-_lost_notice = msgspec.json.Decoder(rpc.LostNotice)
 
 
 def _published(raw: Any) -> int:
@@ -111,10 +108,12 @@ class RemoteLog:
         connection.resumables.append(self.live)
         connection.on_call = self._rpc_methods.take_call
         self._rpc_methods.builtin = {
-            "rpc.deliver": self._take_messages,
-            "rpc.gap": self._take_gap,
-            "rpc.lost": self._take_loss,
-            "rpc.paused": self._take_pause,
+            "rpc.deliver": partial(self._take, read_delivered, RemoteConsumer.take_messages),
+            "rpc.gap": partial(self._take, _decoder(rpc.GapNotice), RemoteConsumer.take_gap),
+            "rpc.lost": partial(self._take, _decoder(rpc.LostNotice), lambda consumer, _: consumer.lose()),
+            "rpc.paused": partial(
+                self._take, _decoder(rpc.SubscriptionId), lambda consumer, _: consumer.release_buffer()
+            ),
             "rpc.notification": self.live.take_notification,
         }
 
@@ -306,27 +305,11 @@ class RemoteLog:
 
     # --- notifications of the server ------------------------------------------------------------------------------
 
-    def _take_messages(self, notice: Raw) -> None:
-        delivered = read_delivered(notice)
-        consumer = self._consumers.get(delivered.subscription_id)
-        if consumer is not None:  # else it was closed, and the server has released them
-            consumer.take_messages(delivered)
-
-    def _take_gap(self, notice: Raw) -> None:
-        gap = _gap_notice.decode(notice)
-        consumer = self._consumers.get(gap.subscription_id)
-        if consumer is not None:
-            consumer.take_gap(gap)
-
-    def _take_loss(self, notice: Raw) -> None:
-        consumer = self._consumers.get(_lost_notice.decode(notice).subscription_id)
-        if consumer is not None:
-            consumer.lose(None)
-
-    def _take_pause(self, notice: Raw) -> None:
-        consumer = self._consumers.get(_paused_notice.decode(notice).subscription_id)
-        if consumer is not None:
-            consumer.release_buffer()
+    def _take(self, decode: Decode, take: Callable[[RemoteConsumer, Any], None], raw: Raw) -> None:
+        notice = decode(raw)
+        consumer = self._consumers.get(notice.subscription_id)
+        if consumer is not None:  # else it was closed, and the server has released its messages
+            take(consumer, notice)
 
     # --- heartbeats, closing ------------------------------------------------------------------------------------
 

@@ -206,7 +206,7 @@ class Connection:
         self.is_gone = False
         self.since_s = self.loop.time()
         self._transport = transport
-        self._address = address
+        self.address = address
         per_second = limits.requests_per_second
         self._rate = RateLimit(per_second, limits.burst) if per_second else None
         self._requests_max = limits.requests_in_flight
@@ -234,10 +234,6 @@ class Connection:
     # --- identity and rights ------------------------------------------------------------------------------------
 
     @property
-    def address(self) -> str:
-        return self._address
-
-    @property
     def is_unauthenticated(self) -> bool:
         return self.grant is None and self.context.needs_token
 
@@ -257,7 +253,7 @@ class Connection:
     def identity(self) -> dict[str, str]:
         """For logs and the audit trail."""
         return {
-            "address": self._address,
+            "address": self.address,
             "label": self.label,
             "token": "" if self.grant is None else self.grant.token_id,
         }
@@ -269,19 +265,19 @@ class Connection:
         if self.context.needs_token:
             raise UnauthorizedError(
                 "this server wants a token",
-                where=self._address,
+                where=self.address,
                 next="Send it as 'Authorization: Bearer …', or call rpc.authenticate first",
             )
         return EVERYTHING
 
     def authenticate(self, grant: Grant | None) -> None:
         if grant is None:
-            raise UnauthorizedError("the token is unknown or expired", where=self._address, next="Ask for a new one")
+            raise UnauthorizedError("the token is unknown or expired", where=self.address, next="Ask for a new one")
         if grant.owner != self.owner:
             most = self.context.limits.connections_per_token
             if len(self.context.connections_of(grant.owner)) >= most:
                 next = "Close some of them, or raise limits.connections_per_token"
-                raise OverloadedError(f"{TOO_MANY_OF_A_TOKEN}: {most}", where=self._address, next=next)
+                raise OverloadedError(f"{TOO_MANY_OF_A_TOKEN}: {most}", where=self.address, next=next)
             self.context.remove_from_owner(self)
         before, self.grant = self.grant, grant
         self.context.add_to_owner(self)
@@ -410,9 +406,7 @@ class Connection:
             start_publishes(self, exchange, publishes)
 
     def _refuse_all(self, exchange: Exchange, retry_after: float) -> None:
-        error = OverloadedError(
-            "too many calls a second", where=self._address, next=f"Try again in {retry_after:.1f} s"
-        )
+        error = OverloadedError("too many calls a second", where=self.address, next=f"Try again in {retry_after:.1f} s")
         fault = fault_of(error)
         fault.data = {**(fault.data or {}), "retry_after": round(retry_after, 3)}
         for call in exchange.calls:
@@ -657,9 +651,9 @@ class Connection:
 
     async def call(self, method: str, params: Any = None, *, timeout: float | None = None) -> Any:
         if self.is_gone:
-            raise RequestTimeoutError("the client has gone", where=self._address)
+            raise RequestTimeoutError("the client has gone", where=self.address)
         if len(self._waiting) >= WAITING_MAX:
-            raise OverloadedError(f"{WAITING_MAX} calls to this client have no answer yet", where=self._address)
+            raise OverloadedError(f"{WAITING_MAX} calls to this client have no answer yet", where=self.address)
         future: asyncio.Future[Raw] = self.loop.create_future()
         number = self.session.call(method, params, alone=not self.takes_batches)
         self._waiting[number] = future
@@ -685,7 +679,7 @@ class Connection:
         if future is None or future.done():
             return
         if answer.error is not UNSET:
-            future.set_exception(error_of(answer.error, self._address))
+            future.set_exception(error_of(answer.error, self.address))
         elif answer.result is not UNSET:
             future.set_result(answer.result)
 
@@ -729,7 +723,7 @@ class Connection:
         self.context.release_publisher(self)
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(RequestTimeoutError("the client has gone", where=self._address))
+                future.set_exception(RequestTimeoutError("the client has gone", where=self.address))
         await self.subscriptions.close(vanished=vanished)
         for task in list(self._tasks):
             task.cancel()
