@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,23 +24,20 @@ changes = st.lists(st.tuples(st.booleans(), patterns, values), max_size=30)
 @given(changes, st.lists(topics, min_size=1, max_size=5))
 def test_the_trie_agrees_with_a_loop(changes: list[tuple[bool, Pattern, int]], topics: list[str]) -> None:
     trie: TopicTrie[int] = TopicTrie()
-    pairs: set[tuple[Pattern, int]] = set()
+    filed: dict[tuple[Any, int], Pattern] = {}
     for is_add, pattern, value in changes:
-        pair = (pattern, value)
         if is_add:
-            assert trie.add(pattern, value) == (pair not in pairs)
-            pairs.add(pair)
+            trie.add(pattern, value)
+            filed[pattern.parts, value] = pattern
         else:
-            assert trie.remove(pattern, value) == (pair in pairs)
-            pairs.discard(pair)
-        assert len(trie) == len(pairs)
+            trie.remove(pattern, value)
+            filed.pop((pattern.parts, value), None)
     for topic in topics:
-        expected = sorted({value for pattern, value in pairs if pattern.matches(topic)})
+        expected = sorted({value for (_, value), pattern in filed.items() if pattern.matches(topic)})
         assert sorted(trie.match(topic)) == expected
 
-    for pattern, value in pairs:
-        assert trie.remove(pattern, value)
-    assert len(trie) == 0
+    for (_, value), pattern in filed.items():
+        trie.remove(pattern, value)
     assert is_bare(trie)
 
 
@@ -50,24 +48,24 @@ def is_bare(trie: TopicTrie[int]) -> bool:
 
 def test_a_value_comes_once_and_stays_until_its_last_pattern_goes() -> None:
     trie: TopicTrie[str] = TopicTrie()
-    same_meaning = [parse_pattern("orders.>", "nats"), parse_pattern("orders.*.#", "amqp")]
-    for pattern in [*same_meaning, parse_pattern("orders.new")]:
-        assert trie.add(pattern, "billing")
-    assert len(trie) == 3
+    wide, narrow = parse_pattern("orders.>"), parse_pattern("orders.new")
+    for pattern in (wide, narrow, parse_pattern("orders.*.#", "amqp")):
+        trie.add(pattern, "billing")
     assert trie.match("orders.new") == ["billing"]
-    assert trie.remove(same_meaning[0], "billing")
-    assert not trie.remove(same_meaning[0], "billing")
-    assert trie.match("orders.old") == ["billing"]
-    assert trie.remove(same_meaning[1], "billing")
-    assert trie.match("orders.old") == []
+    trie.remove(wide, "billing")
+    trie.remove(wide, "billing")
+    assert trie.match("orders.old") == [], "the pattern in the other dialect has the same parts"
+    assert trie.match("orders.new") == ["billing"]
+    trie.remove(narrow, "billing")
+    assert trie.match("orders.new") == []
 
 
-def test_a_failed_remove_changes_nothing() -> None:
+def test_removing_what_is_not_there_changes_nothing() -> None:
     trie: TopicTrie[str] = TopicTrie()
     trie.add(parse_pattern("orders.new.>"), "billing")
-    assert not trie.remove(parse_pattern("orders.new"), "billing")
-    assert not trie.remove(parse_pattern("orders.new.>"), "shipping")
-    assert not trie.remove(parse_pattern("elsewhere"), "billing")
+    trie.remove(parse_pattern("orders.new"), "billing")
+    trie.remove(parse_pattern("orders.new.>"), "shipping")
+    trie.remove(parse_pattern("elsewhere"), "billing")
     assert trie.match("orders.new.fast") == ["billing"]
 
 
@@ -75,7 +73,7 @@ def test_pruning_keeps_what_others_still_need() -> None:
     trie: TopicTrie[str] = TopicTrie()
     trie.add(parse_pattern("a.b.c.d"), "deep")
     trie.add(parse_pattern("a.b"), "shallow")
-    assert trie.remove(parse_pattern("a.b.c.d"), "deep")
+    trie.remove(parse_pattern("a.b.c.d"), "deep")
     assert trie.match("a.b") == ["shallow"]
     assert not trie._root.tokens["a"].tokens["b"].tokens
 
@@ -102,7 +100,6 @@ def test_unrelated_patterns_are_not_visited(visits: list[int]) -> None:
         trie.add(parse_pattern(f"tenant{number}.orders.*"), number)
         trie.add(parse_pattern(f"tenant{number}.>"), number)
         trie.add(parse_pattern(f"tenant{number}.#.new", "amqp"), number)
-    assert len(trie) == 10_000
 
     assert trie.match("tenant7.orders.new") == [7]
     assert visits[0] == 1

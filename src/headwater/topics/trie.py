@@ -11,67 +11,48 @@ T = TypeVar("T", bound=Hashable)
 
 
 class TopicTrie(Generic[T]):
-    """Values filed under patterns, found by topic.
+    """Values filed under patterns, found by topic. Patterns with equal parts are the same one, in whatever dialect.
 
-    A match walks only the branches that the topic's own tokens open, so patterns that begin otherwise cost
-    nothing. `len()` counts the pairs of pattern and value.
+    A match walks only the branches that the topic's own tokens open, so patterns that begin otherwise cost nothing.
     """
 
-    __slots__ = ("_pairs", "_root")
+    __slots__ = ("_root",)
 
     def __init__(self) -> None:
         self._root: _Node[T] = _Node()
-        self._pairs = 0
 
-    def __len__(self) -> int:
-        return self._pairs
-
-    def add(self, pattern: Pattern, value: T) -> bool:
-        """File `value` under `pattern`; False if it is there already."""
+    def add(self, pattern: Pattern, value: T) -> None:
         node = self._root
         for part in pattern.parts:
             node = node.child(part) or node.grow(part)
-        patterns = node.values.setdefault(value, set())
-        if pattern in patterns:
-            return False
-        patterns.add(pattern)
-        self._pairs += 1
-        return True
+        node.values[value] = None
 
-    def remove(self, pattern: Pattern, value: T) -> bool:
-        """Take `value` from under `pattern` and prune the nodes this empties; False if it was not there."""
+    def remove(self, pattern: Pattern, value: T) -> None:
+        """Take `value` from under `pattern`, if it is there, and prune the nodes this empties."""
         path = [self._root]
         for part in pattern.parts:
             child = path[-1].child(part)
             if child is None:
-                return False
+                return
             path.append(child)
-        values = path[-1].values
-        if pattern not in values.get(value, ()):
-            return False
-        values[value].remove(pattern)
-        if not values[value]:
-            del values[value]
-        self._pairs -= 1
+        path[-1].values.pop(value, None)
         for parent, part in zip(path[-2::-1], reversed(pattern.parts), strict=True):
             if not parent.prune(part):
-                break
-        return True
+                return
 
     def match(self, topic: str) -> list[T]:
         """Every value with a pattern that matches `topic`; once, however many of its patterns do."""
         reached = _with_skipped_many([self._root])
         for token in topic.split("."):
             reached = _step(reached, token)
-        # A dict, not a set: the answer comes in the same order on every run.
-        found: dict[T, object] = {}
+        found: dict[T, None] = {}
         for node in reached:
             found.update(node.values)
         return list(found)
 
 
 class _Node(Generic[T]):
-    """One place in the trie. Patterns with equal parts share it, hence the patterns of each value."""
+    """One place in the trie."""
 
     __slots__ = ("many", "one", "repeats", "tokens", "values")
 
@@ -80,7 +61,7 @@ class _Node(Generic[T]):
         self.one: _Node[T] | None = None
         self.many: _Node[T] | None = None
         self.repeats = repeats  # reached over a MANY, so that any token leads back to it
-        self.values: dict[T, set[Pattern]] = {}
+        self.values: dict[T, None] = {}  # not a set: the answer comes in the same order on every run
 
     def child(self, part: Part) -> _Node[T] | None:
         if isinstance(part, str):
