@@ -1,7 +1,6 @@
 """What a subscription asks for, as SQL over the table `messages`.
 
-The SQL is built from fixed pieces only: whatever a user wrote is a bound parameter. `where_condition` means exactly
-what `delivery/filters.py` means; `tests/stores/test_conditions.py` holds the two equal.
+`where_condition` means exactly what `delivery/filters.py` means; `tests/stores/test_conditions.py` holds the two equal.
 
 `data` and `headers` are read as `json`: `jsonb` keeps of a number only its decimal value, and forgets whether it was an
 integer or a double. A value that PostgreSQL cannot hold at all (the character NUL, half a surrogate pair, a number

@@ -1,7 +1,6 @@
 """What a subscription asks for, as SQL over the table `messages`.
 
-The SQL is built from fixed pieces only: whatever a user wrote is a bound parameter. `where_condition` means
-exactly what `delivery/filters.py` means; `tests/stores/test_conditions.py` holds the two equal.
+`where_condition` means exactly what `delivery/filters.py` means; `tests/stores/test_conditions.py` holds the two equal.
 
 Two things differ, which no JSON written by Headwater holds, but hand-written SQL may: of two equal keys in an
 object SQLite reads the first and Python the last, and of a float SQLite reads 19 digits and Python all.
