@@ -42,6 +42,17 @@ def test_a_failed_settling_may_be_tried_again(log: Log, mode: Any, settle: str) 
     assert (info.in_flight, info.waiting, info.dead) == (0, int(settle == "nack"), int(settle == "reject"))
 
 
+def test_a_failed_ack_makes_no_room(log: Log, mode: Any) -> None:
+    log.publish_many([("a", 1), ("a", 2)])
+    subscription = log.subscribe("s", "a", mode=mode, max_in_flight=1)
+    [first] = subscription.fetch()
+    with full_disk(log), pytest.raises(DiskFullError):
+        first.ack()
+    assert subscription.fetch() == []
+    first.ack()
+    assert drain(subscription) == [(2, 1)]
+
+
 def test_a_message_whose_ack_failed_comes_again(log: Log, mode: Any, clock: ManualClock) -> None:
     log.publish_many([("a", 1), ("a", 2)])
     subscription = log.subscribe("s", "a", mode=mode, ack_wait=5)
