@@ -165,7 +165,7 @@ class ServerContext:
 
 
 def _never() -> None:
-    """Waiting always helps."""
+    """The default `refuse` of `room`: waiting can always help, so nothing is refused."""
 
 
 class OpenFrame:
@@ -415,7 +415,8 @@ class Connection:
         self.finished(len(exchange.calls), exchange)
 
     def finished(self, count: int, exchange: Exchange) -> None:
-        """So many calls of a frame are answered. Where others have no answer yet, theirs may come in this turn too."""
+        """Called when calls of a frame have their answers. While other calls have none, the answers are sent at the end
+        of the turn, in which more may come."""
         self.is_answering = False
         self._working -= count
         frame = self._open[exchange]

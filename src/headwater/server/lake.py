@@ -27,7 +27,8 @@ def is_bucket(lake: str) -> bool:
 
 
 def read_lake(lake: str, salt: int) -> dict[str, Any]:
-    """`salt`: of the server's log, of which the lake must be. Blocks."""
+    """Read what the last run left in a lake. `salt` is that of the server's log; the lake of another log is refused.
+    Blocks."""
     again = f"{RUN} {lake} writes it anew"
     text = _read_object(lake) if is_bucket(lake) else _read_file(lake)
     if text is None:

@@ -114,7 +114,7 @@ class Held:
         return NOTHING_TAKEN
 
     async def _wait(self, news: Completion[None], left_s: float, count: int) -> None:
-        """`end_waits` ends it."""
+        """Wait until a fetch may find something, for `left_s` seconds at most, or until `end_waits`."""
         task = asyncio.ensure_future(run_async(self.subscriber.wait_for(news, left_s, count)))
         self._waits.add(task)
         try:

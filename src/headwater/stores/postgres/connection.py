@@ -234,8 +234,8 @@ def _advice(exc: psycopg.Error, known: tuple[tuple[str, str], ...]) -> str | Non
 
 
 def is_broken(connection: psycopg.Connection, exc: psycopg.Error) -> bool:
-    """Whether the connection is gone, and that is why it failed. psycopg may find its socket closed before libpq does,
-    and then the connection passes for whole: so it is closed here. What a server says has a code."""
+    """Whether a statement failed because the connection is gone. psycopg may find its socket closed before libpq does;
+    the connection then counts as open, so it is closed here. An error that the server sends has a code."""
     if isinstance(exc, psycopg.OperationalError) and exc.sqlstate is None:
         connection.close()
     return bool(connection.closed)

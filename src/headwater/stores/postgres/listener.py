@@ -1,4 +1,5 @@
-"""Notices what others have written: through LISTEN on a connection of its own, and by a slow poll as the net.
+"""Notices commits of other stores: by LISTEN on a connection of its own, and by a slow poll in case a notification is
+lost.
 
 A notification is lost while the connection is down, and behind poolers that hand out a server connection per
 transaction there are none at all. So every (re)connection is followed by a look, and a look is taken every second in
