@@ -289,16 +289,3 @@ def test_a_message_given_back_in_another_log_wakes(path: Path, clock: ManualCloc
         consumer.close()
         assert waiting.came()
         assert waiting.seqs == [1]
-
-
-@pytest.mark.parametrize("mode", ["exclusive", "shared"])
-def test_an_ack_wakes_a_taker_that_waits_for_room(tmp_path: Path, mode: Any) -> None:
-    with (
-        headwater.open(tmp_path / "log.db") as log,
-        log.subscribe("s", "a", mode=mode, max_in_flight=1) as consumer,
-    ):
-        log.publish_many([("a", 1), ("a", 2)])
-        [first] = consumer.fetch()
-        news = consumer._consumer._waiter.arm()  # type: ignore[attr-defined]
-        first.ack()
-        assert news.done
