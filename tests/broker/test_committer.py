@@ -242,6 +242,21 @@ def test_a_disk_that_stays_full_fails_every_work_and_the_writer_lives_on(desk: D
     assert outcome(desk.publish("a")) == [1]
 
 
+def test_a_callback_that_fails_after_the_commit_costs_neither_the_others_nor_the_answer(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    done: list[str] = []
+
+    def work(writer: Any, hooks: Any) -> int:
+        hooks.then += [lambda: done.append("before"), lambda: 1 / 0, lambda: done.append("behind")]
+        return 7
+
+    desk.gate.open()
+    assert outcome(desk.committer.submit(work)) == 7
+    assert done == ["before", "behind"]
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_closing_finishes_what_is_queued(desk: Desk) -> None:
     desk.hold()
     completions = [desk.publish("a") for _ in range(10)]

@@ -20,6 +20,7 @@ from headwater.api._sync import Log
 from headwater.broker import committer as committing
 from headwater.broker.committer import TransactionHooks, _wake_readers
 from headwater.broker.flow import Completion
+from headwater.broker.wakeups import Wakeups
 from headwater.message import Draft
 from headwater.stores.sqlite import SqliteStore
 from headwater.stores.sqlite import store as sqlite_store
@@ -475,11 +476,23 @@ def test_readers_are_woken_for_the_others_of_the_group_too(is_last: bool) -> Non
     hooks = TransactionHooks()
     steps = [
         lambda: hooks.note_published([Draft("b", "1", 1)], [6]),
-        lambda: _wake_readers([Draft("a", "1", 1)], [5], NO_WRITER, hooks),
+        lambda: _wake_readers(Wakeups(), [Draft("a", "1", 1)], [5], NO_WRITER, hooks),
     ]
     for step in steps if is_last else reversed(steps):
         step()
     assert hooks.published == ({"a", "b"}, 5, 6)
+
+
+def test_a_reader_of_another_topic_looks_after_messages_were_stored_beside_it() -> None:
+    """Its message may have been published while `last_known` was read and written, which is then too low."""
+    wakeups, hooks = Wakeups(), TransactionHooks()
+    reader = wakeups.add(parse_pattern("b"), "reader", wake_on_settle=False)
+    reader.is_stale, news = False, reader.arm()
+    _wake_readers(wakeups, [Draft("a", "1", 1)], [5], NO_WRITER, hooks)
+    assert not news.done  # the messages of the group are not committed yet
+    hooks.after_commit()
+    assert news.done
+    assert reader.is_stale
 
 
 def test_an_error_while_the_connection_is_opened_has_no_context_of_ours(

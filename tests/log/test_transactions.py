@@ -12,7 +12,9 @@ from served import ServedFile
 
 import headwater
 from headwater import Log, ManualClock
+from headwater.broker.transaction import OwnTransaction
 from headwater.errors import InvalidStateError, InvalidTopicError, LeaseLostError, SqlError
+from headwater.topics import parse_pattern
 
 
 @pytest.fixture
@@ -247,3 +249,16 @@ def test_another_thread_waits_for_its_end(ledger: Log) -> None:
             publishing = threads.submit(contextvars.copy_context().run, ledger.publish, "a", "from beside")
             assert tx.publish("a", "from inside") == 2
         assert publishing.result(30) == 3
+
+
+def test_a_callback_that_fails_after_the_commit_leaves_no_reader_asleep(
+    ledger: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ledger._core.engine
+    news = engine.wakeups.add(parse_pattern("a"), "reader", wake_on_settle=False).arm()
+    transaction = OwnTransaction(engine, settle=lambda writer, hooks: hooks.then.append(lambda: 1 / 0))
+    transaction.begin()
+    transaction.publish("a", 1, {})
+    transaction.commit()
+    assert news.done
+    assert "ZeroDivisionError" in caplog.text

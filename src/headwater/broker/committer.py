@@ -79,6 +79,14 @@ class TransactionHooks(list[Callable[[], None]]):
         self.claims = False
         self.timed: dict[tuple[str, str], list[Any]] = {}
 
+    def after_commit(self) -> None:
+        """The commit stands and must be reported: a callback that fails is logged, and the others run."""
+        for step in self.then:
+            try:
+                step()
+            except Exception:
+                logger.exception("what follows a commit failed")
+
     def note_published(self, drafts: Iterable[Draft], new_seqs: Sequence[int]) -> None:
         self.add_published(Published({draft.topic for draft in drafts}, new_seqs[0], new_seqs[-1]))
 
@@ -250,7 +258,8 @@ class Committer:
         seqs = self._store.publish_at_once(drafts)
         if seqs is not None and self._wakeups.note_stored(seqs):
             with contextlib.suppress(ClosedError):  # closed meanwhile, and the messages are stored
-                self.submit(partial(_wake_readers, drafts, seqs), touching=PUBLISHING, synced=False)
+                wake = partial(_wake_readers, self._wakeups, drafts, seqs)
+                self.submit(wake, touching=PUBLISHING, synced=False)
         return seqs
 
     def _ring(self) -> None:
@@ -412,11 +421,7 @@ class Committer:
                 if self._commit([single], claims=False, wait=wait):
                     return group[at:]
             return []
-        try:
-            for step in hooks.then:  # first, so that a consumer that is woken finds what was claimed for it
-                step()
-        except Exception:  # the commit stands and must be reported
-            logger.exception("what follows a commit failed")
+        hooks.after_commit()  # first, so that a consumer that is woken finds what was claimed for it
         if hooks.published is not None:
             self._wakeups.published(*hooks.published)
         complete(
@@ -466,10 +471,14 @@ class Committer:
         return outcomes
 
 
-def _wake_readers(drafts: Sequence[Draft], seqs: Sequence[int], writer: Writer, hooks: TransactionHooks) -> None:
+def _wake_readers(
+    wakeups: Wakeups, drafts: Sequence[Draft], seqs: Sequence[int], writer: Writer, hooks: TransactionHooks
+) -> None:
     """For a consumer that has begun to wait while they were stored at once. The writer thread does it: a signal handler
-    may have interrupted the holder of the wake-ups' lock."""
+    may have interrupted the holder of the wake-ups' lock. All are woken, and look: without the lock, `last_known` may
+    have been set below what was published meanwhile on other topics."""
     hooks.note_published(drafts, seqs)
+    hooks.then.append(wakeups.wake_all)
 
 
 def _is_small(queued: Collection[_Queued]) -> bool:

@@ -85,8 +85,7 @@ class OwnTransaction:
             self.rollback(exc)
             raise
         self._leave(None)
-        for step in self._undo.then:
-            step()
+        self._undo.after_commit()
         if topics:
             self.engine.wakeups.published(topics, self._began_at + 1, ended_at)
 
