@@ -189,6 +189,8 @@ EXTRA_FIELDS = tuple(field for field in FIELDS if field.default is not msgspec.N
 HEADER_FIELDS = tuple(field for field in FIELDS if isinstance(field.rule, Header))
 NAMED_HEADERS = tuple(field.name for field in HEADER_FIELDS)
 HEADERS_AT = Message.__struct_fields__.index("raw_headers")
+LEADING_HEADERS = tuple(field.name for field in FIELDS[:HEADERS_AT] if isinstance(field.rule, Header))
+"""Their columns stand together in the lake and in archives; those of fields added since then come last."""
 _TIMES = {field.attribute: field.name for field in FIELDS if field.kind == "time"}
 _ATTRIBUTE_OF = {
     field.name: field.attribute

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headwater.message import FIELDS, NAMED_HEADERS, Kind
+from headwater.message import FIELDS, LEADING_HEADERS, Kind
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -33,7 +33,7 @@ def _schema(columns: str) -> pa.Schema:
 _KINDS = {field.name: field.kind for field in FIELDS}
 _KIND_TYPES: dict[Kind, pa.DataType] = {"text": pa.string(), "whole": pa.int64(), "time": TIME, "json": pa.string()}
 _MESSAGE_COLUMNS = dict.fromkeys([
-    "seq", "id", "topic", "type", "version", *NAMED_HEADERS, "priority", "published_at", "deliver_at", "expires_at",
+    "seq", "id", "topic", "type", "version", *LEADING_HEADERS, "priority", "published_at", "deliver_at", "expires_at",
     "headers", "data", "size", *_KINDS,
 ])  # fmt: skip
 MESSAGE_SCHEMA = pa.schema(

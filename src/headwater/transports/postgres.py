@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headwater.errors import InvalidDataError, InvalidOptionError, TransportFailedError
 from headwater.formats import datetime_of, redact_url, split_url
-from headwater.message import FIELDS, NAMED_HEADERS, Field, Kind, Message, to_document
+from headwater.message import FIELDS, LEADING_HEADERS, Field, Kind, Message, to_document
 from headwater.transports.base import ANY_NAME, BaseTransport
 
 TABLE = "archive"
@@ -40,7 +40,7 @@ _TYPES: dict[Kind, str] = {"text": "text", "whole": "integer", "time": "timestam
 _REQUIRED = ("id", "seq", "topic", "data", "priority", "size", "published_at")
 _FIELDS = {field.name: field for field in FIELDS}
 _ORDER = dict.fromkeys([
-    "id", "seq", "topic", "type", "version", *NAMED_HEADERS, "data", "unreadable", "headers", "priority", "size",
+    "id", "seq", "topic", "type", "version", *LEADING_HEADERS, "data", "unreadable", "headers", "priority", "size",
     "published_at", "deliver_at", "expires_at", *_FIELDS,
 ])  # fmt: skip
 
