@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
 from collections import deque
@@ -418,38 +417,3 @@ def test_twice_is_harmless_and_once_is_enough(server: RunningServer) -> None:
     ):
         with pytest.raises(ClosedError):
             attempt()
-
-
-def test_a_forked_child_is_reported_to_open_its_own(server: RunningServer) -> None:
-    """None of the parent's threads is there to bring an answer: it must not wait for one."""
-    with headwater.open(server.url) as log:
-        assert log.publish("a", "parent") == 1
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                log.publish("a", "child")
-                reported = b"published"
-            except ClosedError as exc:
-                reported = exc.why.encode()
-            except BaseException as exc:
-                reported = repr(exc).encode()
-            log.close()
-            os.write(writing, reported)
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading, "rb") as pipe:
-            output = wait_for_child(child, pipe)
-        assert "forked" in output
-        assert log.publish("a", "parent again") == 2
-
-
-def wait_for_child(child: int, pipe: Any) -> str:
-    reader = threading.Thread(target=lambda: reported.append(pipe.read()), daemon=True)
-    reported: list[bytes] = []
-    reader.start()
-    reader.join(QUICKLY_S)
-    if not reported:
-        os.kill(child, 9)
-    os.waitpid(child, 0)
-    return reported[0].decode() if reported else "it hangs"

@@ -75,7 +75,8 @@ CONCURRENCY_MAX = 1_000
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _NO_OPTIONS: PublishOptions = {}
-_NO_NAMES, _NO_TIMES, _NO_PRIORITY = (None,) * 10, (None,) * 5, 0  # most messages have nothing but topic and data
+_NOT_GIVEN = (None,) * 15  # most messages have nothing but topic and data
+_NO_PRIORITY = 0
 
 
 class ReceivedMessage(Received, gc=False, eq=False):
@@ -500,9 +501,11 @@ class Log(SyncOnly, Hinting):
         yours to the log's PostgreSQL, the message is on disk when your transaction commits, and other publishers wait
         until then. `published_at` is the time of a message of the past, from another system."""
         options = _NO_OPTIONS
-        names = (id, headers, from_, to, reply_to, correlation_id, type, version, content_type, traceparent)
-        times = (deliver_at, delay, expires_at, ttl, published_at)
-        if names != _NO_NAMES or priority is not _NO_PRIORITY or times != _NO_TIMES:
+        names = (
+            id, headers, from_, to, reply_to, correlation_id, type, version, content_type, traceparent, deliver_at,
+            delay, expires_at, ttl, published_at,
+        )  # fmt: skip
+        if names != _NOT_GIVEN or priority is not _NO_PRIORITY:
             options = given(PublishOptions, Log.publish, locals())
         if tx is not None:
             check_connection_kind(tx, is_async=IS_ASYNC)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import random
 import socket
 import threading
@@ -15,6 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from headwater import processes
 from headwater.broker.background import FairThreadPool
 from headwater.broker.committer import Committer, Work
 from headwater.broker.flow import Blocking, Completion, Flow, complete
@@ -49,7 +49,7 @@ class Engine:
         self.clock = clock
         self.dedupe = dedupe
         self.roll = roll
-        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.owner = f"{socket.gethostname()}:{processes.pid}:{uuid.uuid4().hex[:8]}"
         self.wakeups = Wakeups()
         self.timings = Timings(clock)
         last_seq = self.read_now(lambda reader: reader.last_seq(), Interruption())
@@ -69,14 +69,14 @@ class Engine:
         self._notifier_lock = threading.Lock()
         self._closed = False
         self._holders = itertools.count(1)
-        self._pid = os.getpid()
+        self._pid = processes.pid
         clock.on_advance(self.wakeups.wake_all)
 
     def announce(self) -> None:
         """A server calls this before it takes leases: if it is killed, the next server frees them at once."""
         name = self.store.announce()
         kind = f"served-{uuid.uuid4().hex[:8]}" if name is None else f"{ANNOUNCED}{name}"
-        self.owner = f"{socket.gethostname()}:{os.getpid()}:{kind}"
+        self.owner = f"{socket.gethostname()}:{processes.pid}:{kind}"
 
     def is_gone(self, owner: str) -> bool:
         """Whether this holder was a server's that has ended without giving back what it held."""
@@ -134,7 +134,7 @@ class Engine:
 
     def check_usable(self) -> None:
         """For writes: the log is open, and the caller is in no transaction of its own."""
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or processes.pid != self._pid:
             self.refuse_closed()
         if self.in_transaction:
             refuse_in_transaction(self)
@@ -155,7 +155,7 @@ class Engine:
     @property
     def forked(self) -> bool:
         """A forked child has none of our threads, and must not touch the connections of its parent."""
-        return os.getpid() != self._pid
+        return processes.pid != self._pid
 
     def watch_with(self, make_notifier: Callable[[Callable[[], None]], Notifier]) -> None:
         """How to notice the writes of other processes; the notifier starts when the first reader here waits."""

@@ -7,7 +7,6 @@ timeout, or because no more attempts are made to connect.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import threading
 from collections import deque
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from headwater import processes
 from headwater.broker.flow import Completion, complete
 from headwater.broker.logger import logger
 from headwater.client.options import ConnectionSettings, is_permanent, unreachable, why_not_connected
@@ -54,7 +54,7 @@ class Connection:
         self._session = Session()
         self._transport: ClientTransport | None = None
         self._numbering = Numbering()
-        self._pid = os.getpid()
+        self._pid = processes.pid
         self._is_closed = False
         self._is_over = False
         self._failure: str | None = None  # why no more attempts are made
@@ -67,7 +67,7 @@ class Connection:
     def enqueue(self, request: Request, timeout_s: float | None = None) -> Completion[Any]:
         """Send it when possible; its completion is finished in any case. The default timeout is that of the connection;
         infinity waits as long as attempts are made to connect."""
-        if self._is_closed or os.getpid() != self._pid:
+        if self._is_closed or processes.pid != self._pid:
             complete([(request.completion, None, self._closed())])
             return request.completion
         limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
@@ -394,7 +394,7 @@ class Connection:
     @property
     def forked(self) -> bool:
         """A forked child has no thread that reads answers, and must not use its parent's socket."""
-        return os.getpid() != self._pid
+        return processes.pid != self._pid
 
     def refuse_closed(self) -> None:
         if self._is_closed or self.forked:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import threading
 import time
@@ -17,6 +16,7 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
+from headwater import processes
 from headwater.errors import (
     ClosedError,
     ConflictError,
@@ -147,7 +147,7 @@ class PostgresStore:
         """How far the server's clock is ahead of this host's, as the last transaction found it."""
         self.salt = self._open(create)
         self.external_tx = PostgresExternalTx(self.place, self.salt)
-        self._pid = os.getpid()
+        self._pid = processes.pid
         self._readers = Pool(lambda: self.connect("reader"), readers_max)
 
     def _open(self, create: bool, tries: int = OPENINGS_MAX) -> int:
@@ -427,7 +427,7 @@ class PostgresStore:
             if self._closed:
                 return
             self._closed = True
-            if os.getpid() != self._pid:  # forked: the connections are the parent's
+            if processes.pid != self._pid:  # forked: the connections are the parent's
                 return
             with contextlib.suppress(psycopg.Error):
                 self._outcomes.forget(self._connection)
