@@ -6,6 +6,8 @@ import asyncio
 import threading
 from typing import Any
 
+from fault_proxy import FaultProxy
+
 PATIENCE_S = 20.0  # no test waits so long, unless something is wrong
 
 
@@ -28,6 +30,22 @@ class States:
 
     async def reach(self, *expected: str) -> None:
         await asyncio.to_thread(self.wait_for, *expected)
+
+
+async def cut_off(proxy: FaultProxy, log: Any) -> States:
+    """Break the connection, and let there be no other."""
+    states = States(log)
+    proxy.refuse()
+    proxy.reset()
+    await states.reach("reconnecting")
+    return states
+
+
+async def break_off(proxy: FaultProxy, log: Any) -> None:
+    """Break the connection, and wait until there is another."""
+    states = States(log)
+    proxy.reset()
+    await states.reach("reconnecting", "connected")
 
 
 def _in_order(expected: tuple[str, ...], seen: list[str]) -> bool:

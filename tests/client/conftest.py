@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fault_proxy import FaultProxy
+from frame_tap import FrameTap
 from served import RunningServer
 
 import headwater
+from headwater import AsyncLog
 from headwater.client.options import TOKEN_VARIABLE
 from headwater.server.server import Server
 
 Serve = Callable[..., Server]
 ProxyTo = Callable[[int], FaultProxy]
+Proxied = Callable[..., AbstractAsyncContextManager[tuple[Server, FaultProxy, AsyncLog]]]
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +50,24 @@ def server(tmp_path: Path) -> Iterator[RunningServer]:
 def proxy_to() -> Iterator[ProxyTo]:
     with ExitStack() as proxies:
         yield lambda port: proxies.enter_context(FaultProxy("127.0.0.1", port))
+
+
+@pytest.fixture
+def tap(monkeypatch: pytest.MonkeyPatch) -> FrameTap:
+    return FrameTap(monkeypatch)
+
+
+@pytest.fixture
+def proxied(serve: Serve, proxy_to: ProxyTo) -> Proxied:
+    """`async with proxied(timeout=…) as (server, proxy, log)`: a client whose connection can be broken, and is replaced
+    soon. With a server as the first argument: to that one."""
+
+    @asynccontextmanager
+    async def connect(server: Server | None = None, **options: Any) -> AsyncIterator[Any]:
+        async with server or serve() as running:
+            proxy = proxy_to(running.port)
+            url = f"ws://127.0.0.1:{proxy.port}"
+            async with headwater.open_async(url, **{"reconnect_min": 0.01, **options}) as log:
+                yield running, proxy, log
+
+    return connect

@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 import pytest
-from client_states import States
+from client_states import break_off, cut_off
 from served import RunningServer
 
 import headwater
@@ -194,16 +194,12 @@ async def test_a_notification_of_the_server(serve: Any) -> None:
         assert await asyncio.wait_for(heard.get(), QUICKLY_S) == "hello"
 
 
-async def test_what_is_offered_is_offered_on_the_next_connection_too(serve: Any, proxy_to: Any) -> None:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
-            log.remote.method("twice")(lambda n: 2 * n)
-            states = States(log)
-            proxy.reset()
-            await states.reach("reconnecting", "connected")
-            peer = server.connections[-1]
-            assert await peer.call("twice", [4]) == 8
+async def test_what_is_offered_is_offered_on_the_next_connection_too(proxied: Any) -> None:
+    async with proxied() as (server, proxy, log):
+        log.remote.method("twice")(lambda n: 2 * n)
+        await break_off(proxy, log)
+        peer = server.connections[-1]
+        assert await peer.call("twice", [4]) == 8
 
 
 def test_what_cannot_be_offered(server: RunningServer) -> None:
@@ -236,43 +232,36 @@ def test_both_ways_with_the_sync_api(server: RunningServer) -> None:
         assert called.is_set()
 
 
-async def test_without_a_connection_a_notification_is_lost_and_a_call_waits(serve: Any, proxy_to: Any) -> None:
+async def test_without_a_connection_a_notification_is_lost_and_a_call_waits(serve: Any, proxied: Any) -> None:
     server = serve()
     heard: list[str] = []
     server.method("note")(heard.append)
     server.method("ask")(lambda: "answer")
-    async with server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
-            states = States(log)
-            proxy.refuse()
-            proxy.reset()
-            await states.reach("reconnecting")
-            log.remote.notify("note", ["lost"])
-            asking = asyncio.ensure_future(log.remote.call("ask"))
-            await asyncio.sleep(0)
-            proxy.accept()
-            assert await asking == "answer"
-            log.remote.notify("note", ["heard"])
-            assert await log.remote.call("ask") == "answer"
-            assert heard == ["heard"]
+    async with proxied(server) as (_, proxy, log):
+        await cut_off(proxy, log)
+        log.remote.notify("note", ["lost"])
+        asking = asyncio.ensure_future(log.remote.call("ask"))
+        await asyncio.sleep(0)
+        proxy.accept()
+        assert await asking == "answer"
+        log.remote.notify("note", ["heard"])
+        assert await log.remote.call("ask") == "answer"
+        assert heard == ["heard"]
 
 
-async def test_a_client_that_went_leaves_its_caller_an_error(serve: Any, proxy_to: Any) -> None:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
-            begun, never = asyncio.Event(), asyncio.Event()
+async def test_a_client_that_went_leaves_its_caller_an_error(proxied: Any) -> None:
+    async with proxied() as (server, proxy, log):
+        begun, never = asyncio.Event(), asyncio.Event()
 
-            @log.remote.method("slow")
-            async def slow() -> None:
-                begun.set()
-                await never.wait()
+        @log.remote.method("slow")
+        async def slow() -> None:
+            begun.set()
+            await never.wait()
 
-            asking = asyncio.ensure_future(server.connections[0].call("slow"))
-            await begun.wait()
-            proxy.reset()
-            with pytest.raises((RequestTimeoutError, UnreachableError)):
-                await asking
-            never.set()
-            assert await log.publish("a", 1) == 1
+        asking = asyncio.ensure_future(server.connections[0].call("slow"))
+        await begun.wait()
+        proxy.reset()
+        with pytest.raises((RequestTimeoutError, UnreachableError)):
+            await asking
+        never.set()
+        assert await log.publish("a", 1) == 1

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from client_states import States
+from client_states import States, cut_off
 from eventually import eventually
 from fault_proxy import FaultProxy
 from served import RunningServer
@@ -138,26 +138,24 @@ async def test_what_was_fetched_ahead_and_never_seen_counts_as_no_attempt(serve:
             assert [(message.seq, message.attempt) for message in rest] == [(seq, 1) for seq in range(2, 11)]
 
 
-async def test_an_ack_after_the_close_costs_what_was_never_seen_no_attempt(serve: Any, proxy_to: Any) -> None:
+async def test_an_ack_after_the_close_costs_what_was_never_seen_no_attempt(proxied: Any) -> None:
     """Closing waits for the acks under way; one that comes meanwhile is too late, and nothing more."""
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}") as log:
-            await log.publish_many([("a", n) for n in range(3)])
-            subscription = await log.subscribe("s", "a")
-            messages = subscription.messages()
-            first, second = await anext(messages), await anext(messages)
-            proxy.hold_back()
-            await first.ack(confirm=False)
-            closing = asyncio.ensure_future(subscription.close())
-            await asyncio.sleep(0)
-            await second.ack(confirm=False)
-            proxy.deliver_late()
-            await closing
-            await messages.aclose()
-            async with log.subscribe("s", "a") as again:
-                rest = await again.fetch(10)
-                assert [(message.seq, message.attempt) for message in rest] == [(2, 2), (3, 1)]
+    async with proxied() as (_, proxy, log):
+        await log.publish_many([("a", n) for n in range(3)])
+        subscription = await log.subscribe("s", "a")
+        messages = subscription.messages()
+        first, second = await anext(messages), await anext(messages)
+        proxy.hold_back()
+        await first.ack(confirm=False)
+        closing = asyncio.ensure_future(subscription.close())
+        await asyncio.sleep(0)
+        await second.ack(confirm=False)
+        proxy.deliver_late()
+        await closing
+        await messages.aclose()
+        async with log.subscribe("s", "a") as again:
+            rest = await again.fetch(10)
+            assert [(message.seq, message.attempt) for message in rest] == [(2, 2), (3, 1)]
 
 
 def test_what_arrives_while_its_holder_leaves_counts_as_no_attempt(server: RunningServer) -> None:
@@ -291,21 +289,12 @@ def resumed_with(flow: Any, outcome: Any) -> Any:
 # --- without a connection ---------------------------------------------------------------------------------------------
 
 
-def cut_off(proxy: FaultProxy, states: States) -> None:
-    proxy.refuse()
-    proxy.reset()
-    states.wait_for("reconnecting")
-
-
-async def test_closing_without_a_connection_is_quick_and_fails_waiting_calls(serve: Any, proxy_to: Any) -> None:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        log = await headwater.open_async(f"ws://127.0.0.1:{proxy.port}")
+async def test_closing_without_a_connection_is_quick_and_fails_waiting_calls(proxied: Any) -> None:
+    async with proxied() as (_, proxy, log):
         await log.publish_many([("a", n) for n in range(3)])
         subscription = await log.subscribe("s", "a")
         messages = await subscription.fetch(3)
-        states = States(log)
-        await asyncio.to_thread(cut_off, proxy, states)
+        states = await cut_off(proxy, log)
         acking = asyncio.ensure_future(messages[0].ack())
         await messages[1].ack(confirm=False)
         publishing = asyncio.ensure_future(log.publish("a", 1))
@@ -320,11 +309,8 @@ async def test_closing_without_a_connection_is_quick_and_fails_waiting_calls(ser
         assert states.seen[-1] == "disconnected"
 
 
-async def test_handlers_stop_quickly_without_a_connection(serve: Any, proxy_to: Any) -> None:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        log = await headwater.open_async(f"ws://127.0.0.1:{proxy.port}")
-        states = States(log)
+async def test_handlers_stop_quickly_without_a_connection(proxied: Any) -> None:
+    async with proxied() as (_, proxy, log):
         begun, go_on = asyncio.Event(), asyncio.Event()
 
         @log.on("a", id="s")
@@ -335,7 +321,7 @@ async def test_handlers_stop_quickly_without_a_connection(serve: Any, proxy_to: 
         await log.start()
         await log.publish_many([("a", n) for n in range(3)])
         await begun.wait()
-        await asyncio.to_thread(cut_off, proxy, states)
+        await cut_off(proxy, log)
         go_on.set()
         began_s = time.monotonic()
         await log.close()
@@ -355,7 +341,9 @@ def test_the_sync_api_closes_quickly_without_a_connection(server: RunningServer)
             except ClosedError as exc:
                 outcome.append(type(exc))
 
-        cut_off(proxy, states)
+        proxy.refuse()
+        proxy.reset()
+        states.wait_for("reconnecting")
         fetching = threading.Thread(target=fetch)
         fetching.start()
         began_s = time.monotonic()
@@ -365,30 +353,25 @@ def test_the_sync_api_closes_quickly_without_a_connection(server: RunningServer)
         assert outcome == [ClosedError]
 
 
-async def test_a_subscription_is_closed_quickly_without_a_connection(serve: Any, proxy_to: Any) -> None:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
-            await log.publish("a", 1)
-            subscription = await log.subscribe("s", "a")
-            [message] = await subscription.fetch(1)
-            states = States(log)
-            await asyncio.to_thread(cut_off, proxy, states)
-            began_s = time.monotonic()
-            await subscription.close()
-            assert time.monotonic() - began_s < QUICKLY_S
-            with pytest.raises((ClosedError, LeaseLostError)):
-                await message.ack()
-            proxy.accept()
-            assert await log.publish("a", 2) == 2
-            async with log.subscribe("s", "a") as again:  # it did not come back by itself
-                assert [found.seq for found in await again.fetch(10, timeout=QUICKLY_S)] == [2, 1]
+async def test_a_subscription_is_closed_quickly_without_a_connection(proxied: Any) -> None:
+    async with proxied() as (_, proxy, log):
+        await log.publish("a", 1)
+        subscription = await log.subscribe("s", "a")
+        [message] = await subscription.fetch(1)
+        await cut_off(proxy, log)
+        began_s = time.monotonic()
+        await subscription.close()
+        assert time.monotonic() - began_s < QUICKLY_S
+        with pytest.raises((ClosedError, LeaseLostError)):
+            await message.ack()
+        proxy.accept()
+        assert await log.publish("a", 2) == 2
+        async with log.subscribe("s", "a") as again:  # it did not come back by itself
+            assert [found.seq for found in await again.fetch(10, timeout=QUICKLY_S)] == [2, 1]
 
 
-async def test_closing_while_the_server_is_silent_takes_a_moment_not_an_hour(serve: Any, proxy_to: Any) -> None:
-    async with serve(shutdown_timeout=0.1) as server:
-        proxy = proxy_to(server.port)
-        log = await headwater.open_async(f"ws://127.0.0.1:{proxy.port}", ping=0.2)
+async def test_closing_while_the_server_is_silent_takes_a_moment_not_an_hour(serve: Any, proxied: Any) -> None:
+    async with proxied(serve(shutdown_timeout=0.1), ping=0.2) as (_, proxy, log):
         await log.subscribe("s", "a")
         proxy.blackhole()
         began_s = time.monotonic()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import trustme
-from client_states import States
+from client_states import States, break_off, cut_off
 from fault_lane import Direction
 
 import headwater
@@ -162,18 +162,16 @@ async def test_one_that_may_not_publish_there_costs_its_neighbours_nothing(serve
         assert outcomes[2] == 2
 
 
-async def test_a_token_that_is_revoked_ends_the_client(serve: Any, token: str, proxy_to: Any, tmp_path: Path) -> None:
-    async with serve(tokens="tokens.json") as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", token=token) as log:
-            states = States(log)
-            token_id = id_of(token)
-            assert token_id is not None
-            assert TokenFile(tmp_path / "tokens.json").revoke(token_id)
-            proxy.reset()
-            await states.reach("reconnecting", "failed")
-            with pytest.raises((UnauthorizedError, UnreachableError)):
-                await log.publish("a.b", 1)
+async def test_a_token_that_is_revoked_ends_the_client(serve: Any, token: str, proxied: Any, tmp_path: Path) -> None:
+    async with proxied(serve(tokens="tokens.json"), token=token) as (_, proxy, log):
+        states = States(log)
+        token_id = id_of(token)
+        assert token_id is not None
+        assert TokenFile(tmp_path / "tokens.json").revoke(token_id)
+        proxy.reset()
+        await states.reach("reconnecting", "failed")
+        with pytest.raises((UnauthorizedError, UnreachableError)):
+            await log.publish("a.b", 1)
 
 
 async def test_tls_with_a_certificate_of_ones_own(serve: Any, tmp_path: Path) -> None:
@@ -224,153 +222,112 @@ async def test_tls_to_a_server_that_has_none_is_reported_at_once(serve: Any) -> 
 # --- states ---------------------------------------------------------------------------------------------------------
 
 
-async def test_states_go_round_and_end(serve: Any, proxy_to: Any) -> None:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
-            states = States(log)
-            proxy.refuse()
-            proxy.reset()
-            await states.reach("connected", "reconnecting")
-            assert log.remote.state == "reconnecting"
-            proxy.accept()
-            await states.reach("connected", "reconnecting", "connected")
-        assert log.remote.state == "disconnected"
-        assert states.seen == ["connected", "reconnecting", "connected", "disconnected"]
+async def test_states_go_round_and_end(proxied: Any) -> None:
+    async with proxied() as (_, proxy, log):
+        states = await cut_off(proxy, log)
+        assert log.remote.state == "reconnecting"
+        proxy.accept()
+        await states.reach("connected", "reconnecting", "connected")
+    assert log.remote.state == "disconnected"
+    assert states.seen == ["connected", "reconnecting", "connected", "disconnected"]
 
 
-async def test_more_patterns_than_one_call_takes_are_live_again(
-    serve: Any, proxy_to: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_more_patterns_than_one_call_takes_are_live_again(proxied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc, "NAMES_MAX", 2)
     heard: asyncio.Queue[str] = asyncio.Queue()
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
-            states = States(log)
-            for number in range(5):
-                log.live.subscribe("mine", f"a.{number}", lambda message: heard.put_nowait(message.topic))
-            await log.publish("b", 1)  # the server has answered them by then
-            proxy.refuse()
-            proxy.reset()
-            await states.reach("connected", "reconnecting")
-            proxy.accept()
-            await states.reach("connected", "reconnecting", "connected")
-            for number in range(5):
-                await log.publish(f"a.{number}", 1)
-            async with asyncio.timeout(5):
-                assert {await heard.get() for _ in range(5)} == {f"a.{number}" for number in range(5)}
+    async with proxied() as (_, proxy, log):
+        for number in range(5):
+            log.live.subscribe("mine", f"a.{number}", lambda message: heard.put_nowait(message.topic))
+        await log.publish("b", 1)  # the server has answered them by then
+        await break_off(proxy, log)
+        for number in range(5):
+            await log.publish(f"a.{number}", 1)
+        async with asyncio.timeout(5):
+            assert {await heard.get() for _ in range(5)} == {f"a.{number}" for number in range(5)}
 
 
-async def test_a_callback_that_fails_keeps_no_other_from_being_called(serve: Any, proxy_to: Any) -> None:
+async def test_a_callback_that_fails_keeps_no_other_from_being_called(proxied: Any) -> None:
     mishaps: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(context))
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}") as log:
-            log.remote.on_state(lambda state: 1 / 0)
-            states = States(log)
-            proxy.reset()
-            await states.reach("reconnecting", "connected")
+    async with proxied() as (_, proxy, log):
+        log.remote.on_state(lambda state: 1 / 0)
+        await break_off(proxy, log)
     assert mishaps
 
 
-async def test_without_reconnect_the_first_break_is_the_end(serve: Any, proxy_to: Any) -> None:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", **NEVER) as log:
-            states = States(log)
-            proxy.reset()
-            await states.reach("connected", "failed")
+async def test_without_reconnect_the_first_break_is_the_end(proxied: Any) -> None:
+    async with proxied(**NEVER) as (_, proxy, log):
+        states = States(log)
+        proxy.reset()
+        await states.reach("connected", "failed")
+        with pytest.raises(UnreachableError):
+            await log.publish("a", 1)
+        assert states.seen == ["connected", "reconnecting", "failed"] or states.seen == ["connected", "failed"]
+        assert proxy.counts.connections == 1
+
+
+async def test_after_the_last_attempt_everything_that_waits_is_reported(proxied: Any) -> None:
+    async with proxied(reconnect_attempts=3) as (_, proxy, log):
+        subscription = await log.subscribe("s", "a")
+        fetching = asyncio.ensure_future(subscription.fetch(1, timeout=None))
+        states = await cut_off(proxy, log)
+        publishing = asyncio.ensure_future(log.publish("a", 1))
+        await states.reach("failed")
+        for call in (publishing, fetching, log.publish("a", 1)):
             with pytest.raises(UnreachableError):
-                await log.publish("a", 1)
-            assert states.seen == ["connected", "reconnecting", "failed"] or states.seen == ["connected", "failed"]
-            assert proxy.counts.connections == 1
+                await call
+        proxy.accept()
+        assert proxy.counts.connections == 1
 
 
-async def test_after_the_last_attempt_everything_that_waits_is_reported(serve: Any, proxy_to: Any) -> None:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        options = {"reconnect_min": 0.01, "reconnect_attempts": 3}
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", **options) as log:
-            states = States(log)
-            subscription = await log.subscribe("s", "a")
-            fetching = asyncio.ensure_future(subscription.fetch(1, timeout=None))
-            proxy.refuse()
-            proxy.reset()
-            await states.reach("reconnecting")
-            publishing = asyncio.ensure_future(log.publish("a", 1))
-            await states.reach("failed")
-            with pytest.raises(UnreachableError):
-                await publishing
-            with pytest.raises(UnreachableError):
-                await fetching
-            with pytest.raises(UnreachableError):
-                await log.publish("a", 1)
-            proxy.accept()
-            assert proxy.counts.connections == 1
+async def test_a_silent_connection_is_noticed_and_replaced(serve: Any, proxied: Any) -> None:
+    async with proxied(serve(shutdown_timeout=0.1), ping=0.1) as (_, proxy, log):
+        states = States(log)
+        proxy.blackhole()
+        publishing = asyncio.ensure_future(log.publish("a", 1))
+        await states.reach("reconnecting")
+        proxy.heal()
+        assert await publishing == 1
+    assert "failed" not in states.seen
 
 
-async def test_a_silent_connection_is_noticed_and_replaced(serve: Any, proxy_to: Any) -> None:
-    async with serve(shutdown_timeout=0.1) as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", ping=0.1) as log:
-            states = States(log)
-            proxy.blackhole()
-            publishing = asyncio.ensure_future(log.publish("a", 1))
-            await states.reach("reconnecting")
-            proxy.heal()
-            assert await publishing == 1
-        assert "failed" not in states.seen
-
-
-async def test_an_idle_connection_is_not_taken_for_dead(serve: Any, proxy_to: Any) -> None:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", ping=0.05) as log:
-            states = States(log)
-            asked = proxy.counts.to_client_bytes
-            await asyncio.to_thread(proxy.wait_until, lambda counts: counts.to_client_bytes >= asked + 10 * 2)  # pongs
-            assert await log.publish("a", 1) == 1
-            assert states.seen == ["connected"]
+async def test_an_idle_connection_is_not_taken_for_dead(proxied: Any) -> None:
+    async with proxied(ping=0.05) as (_, proxy, log):
+        states = States(log)
+        asked = proxy.counts.to_client_bytes
+        await asyncio.to_thread(proxy.wait_until, lambda counts: counts.to_client_bytes >= asked + 10 * 2)  # pongs
+        assert await log.publish("a", 1) == 1
+        assert states.seen == ["connected"]
 
 
 # --- no answer ------------------------------------------------------------------------------------------------------
 
 
-async def test_no_answer_in_time_says_what_may_have_happened(serve: Any, proxy_to: Any) -> None:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", timeout=0.3) as log:
-            proxy.blackhole(Direction.TO_CLIENT)
-            with pytest.raises(RequestTimeoutError) as raised:
-                await log.publish("a", 1)
-            assert "may have been done" in raised.value.why
-            assert raised.value.where == "rpc.publish"
-            assert "id" in raised.value.next
-            with pytest.raises(RequestTimeoutError) as raised:
-                await log.last_seq()
-            assert raised.value.next == "To be safe, ask again"
-            proxy.heal()
-            proxy.reset()
-            assert await log.last_seq() == 1  # it had been done
+async def test_no_answer_in_time_says_what_may_have_happened(proxied: Any) -> None:
+    async with proxied(timeout=0.3) as (_, proxy, log):
+        proxy.blackhole(Direction.TO_CLIENT)
+        with pytest.raises(RequestTimeoutError) as raised:
+            await log.publish("a", 1)
+        assert "may have been done" in raised.value.why
+        assert raised.value.where == "rpc.publish"
+        assert "id" in raised.value.next
+        with pytest.raises(RequestTimeoutError) as raised:
+            await log.last_seq()
+        assert raised.value.next == "To be safe, ask again"
+        proxy.heal()
+        proxy.reset()
+        assert await log.last_seq() == 1  # it had been done
 
 
-async def test_without_a_connection_a_call_waits_only_so_long(serve: Any, proxy_to: Any) -> None:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        options: Any = {"timeout": 0.5, "reconnect_min": 0.01, "reconnect_max": 0.02}
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", **options) as log:
-            states = States(log)
-            proxy.refuse()
-            proxy.reset()
-            await states.reach("reconnecting")
-            with pytest.raises(RequestTimeoutError):
-                await log.publish("a", 1)
-            with pytest.raises(RequestTimeoutError):
-                await log.remote.call("any", timeout=0.1)
-            proxy.accept()
-            assert await log.publish("a", 2) == 1  # what was given up is not sent any more
+async def test_without_a_connection_a_call_waits_only_so_long(proxied: Any) -> None:
+    async with proxied(timeout=0.5, reconnect_max=0.02) as (_, proxy, log):
+        await cut_off(proxy, log)
+        with pytest.raises(RequestTimeoutError):
+            await log.publish("a", 1)
+        with pytest.raises(RequestTimeoutError):
+            await log.remote.call("any", timeout=0.1)
+        proxy.accept()
+        assert await log.publish("a", 2) == 1  # what was given up is not sent any more
 
 
 async def test_what_is_closed_is_closed(serve: Any) -> None:

@@ -4,47 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from client_states import States
+from client_states import break_off, cut_off
 from fault_lane import Direction
-from fault_proxy import FaultProxy
 from frame_tap import FrameTap
 from served import RunningServer
 
 import headwater
-from headwater import AsyncLog
 from headwater.errors import LeaseLostError, NotDeliveredError, SubscriptionActiveError
-from headwater.server.server import Server
 
 QUICKLY_S = 10.0
 
 
-@pytest.fixture
-def tap(monkeypatch: pytest.MonkeyPatch) -> FrameTap:
-    return FrameTap(monkeypatch)
-
-
-@asynccontextmanager
-async def through_a_proxy(serve: Any, proxy_to: Any) -> AsyncIterator[tuple[Server, FaultProxy, AsyncLog]]:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01, ping=1.0) as log:
-            yield server, proxy, log
-
-
 def seqs(messages: Any) -> list[int]:
     return [message.seq for message in messages]
-
-
-async def break_off(proxy: FaultProxy, log: AsyncLog) -> None:
-    """And wait until it is whole again."""
-    states = States(log)
-    proxy.reset()
-    await states.reach("reconnecting", "connected")
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------
@@ -141,8 +116,8 @@ def test_threads_that_fetch_from_one_subscription_share_it(server: RunningServer
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
-async def test_messages_in_flight_stay_with_the_client(serve: Any, proxy_to: Any, mode: Any) -> None:
-    async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
+async def test_messages_in_flight_stay_with_the_client(proxied: Any, mode: Any) -> None:
+    async with proxied() as (_, proxy, log):
         await log.publish_many([("a", n) for n in range(6)])
         async with log.subscribe("s", "a", mode=mode, max_attempts=2) as subscription:
             messages = await subscription.fetch(4)
@@ -159,8 +134,8 @@ async def test_messages_in_flight_stay_with_the_client(serve: Any, proxy_to: Any
             assert (info.lag, info.dead, info.redelivered) == (0, 1, 1)
 
 
-async def test_an_answer_that_got_lost_counts_as_no_attempt(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
-    async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
+async def test_an_answer_that_got_lost_counts_as_no_attempt(proxied: Any, tap: FrameTap) -> None:
+    async with proxied() as (_, proxy, log):
         await log.publish_many([("a", n) for n in range(50)])
         async with log.subscribe("s", "a", max_attempts=1) as subscription:
             for expected in range(1, 6):
@@ -173,18 +148,17 @@ async def test_an_answer_that_got_lost_counts_as_no_attempt(serve: Any, proxy_to
             assert await log.dead_letters.list() == []
 
 
-async def test_a_fetch_goes_on_waiting_over_a_broken_connection(serve: Any, proxy_to: Any) -> None:
-    async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):  # noqa: SIM117
-        async with log.subscribe("s", "a") as subscription:
-            fetching = asyncio.ensure_future(subscription.fetch(1, timeout=None))
-            await asyncio.sleep(0)
-            await break_off(proxy, log)
-            await log.publish("a", 1)
-            assert seqs(await asyncio.wait_for(fetching, QUICKLY_S)) == [1]
+async def test_a_fetch_goes_on_waiting_over_a_broken_connection(proxied: Any) -> None:
+    async with proxied() as (_, proxy, log), log.subscribe("s", "a") as subscription:
+        fetching = asyncio.ensure_future(subscription.fetch(1, timeout=None))
+        await asyncio.sleep(0)
+        await break_off(proxy, log)
+        await log.publish("a", 1)
+        assert seqs(await asyncio.wait_for(fetching, QUICKLY_S)) == [1]
 
 
-async def test_what_was_fetched_ahead_is_handed_out_once(serve: Any, proxy_to: Any) -> None:
-    async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
+async def test_what_was_fetched_ahead_is_handed_out_once(proxied: Any) -> None:
+    async with proxied() as (_, proxy, log):
         await log.publish_many([("a", n) for n in range(30)])
         seen = []
         async with log.subscribe("s", "a") as subscription:
@@ -196,8 +170,8 @@ async def test_what_was_fetched_ahead_is_handed_out_once(serve: Any, proxy_to: A
         assert seen == [(seq, 1) for seq in range(1, 31)]
 
 
-async def test_handlers_go_on_over_a_broken_connection(serve: Any, proxy_to: Any) -> None:
-    async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
+async def test_handlers_go_on_over_a_broken_connection(proxied: Any) -> None:
+    async with proxied() as (_, proxy, log):
         seen: list[tuple[int, int]] = []
         done = asyncio.Event()
 
@@ -218,9 +192,9 @@ async def test_handlers_go_on_over_a_broken_connection(serve: Any, proxy_to: Any
 
 
 @pytest.mark.parametrize("options", [{}, {"takeover": True}, {"mode": "shared"}])
-async def test_a_late_copy_of_a_subscribe_takes_nothing_away(serve: Any, proxy_to: Any, options: Any) -> None:
+async def test_a_late_copy_of_a_subscribe_takes_nothing_away(proxied: Any, options: Any) -> None:
     """The network kept the first copy back, and delivers it when the second has long been answered."""
-    async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
+    async with proxied() as (_, proxy, log):
         await log.publish_many([("a", 1), ("a", 2)])
         proxy.hold_back()
         subscribing = asyncio.ensure_future(log.subscribe("s", "a", **options))
@@ -237,9 +211,9 @@ async def test_a_late_copy_of_a_subscribe_takes_nothing_away(serve: Any, proxy_t
         assert (await subscription.info()).lag == 0
 
 
-async def test_without_a_state_there_is_no_hole_all_the_same(serve: Any, proxy_to: Any) -> None:
+async def test_without_a_state_there_is_no_hole_all_the_same(proxied: Any) -> None:
     """An ephemeral reader goes on behind the last message that it was given."""
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log), headwater.open_async(server.url) as direct:
+    async with proxied() as (server, proxy, log), headwater.open_async(server.url) as direct:
         await direct.publish("a", "before")
         async with log.subscribe("s", "a", mode="ephemeral") as subscription:
             await direct.publish_many([("a", n) for n in range(3)])
@@ -255,20 +229,20 @@ async def test_without_a_state_there_is_no_hole_all_the_same(serve: Any, proxy_t
             assert found == [4, 5, 6]
 
 
-async def test_an_ephemeral_reader_that_saw_nothing_yet_misses_nothing(serve: Any, proxy_to: Any) -> None:
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log), headwater.open_async(server.url) as direct:  # noqa: SIM117
-        async with log.subscribe("s", "a", mode="ephemeral") as subscription:
-            states = States(log)
-            proxy.refuse()
-            proxy.reset()
-            await states.reach("reconnecting")
-            await direct.publish("a", "meanwhile")
-            proxy.accept()
-            assert seqs(await subscription.fetch(10, timeout=QUICKLY_S)) == [1]
+async def test_an_ephemeral_reader_that_saw_nothing_yet_misses_nothing(proxied: Any) -> None:
+    async with (
+        proxied() as (server, proxy, log),
+        headwater.open_async(server.url) as direct,
+        log.subscribe("s", "a", mode="ephemeral") as subscription,
+    ):
+        await cut_off(proxy, log)
+        await direct.publish("a", "meanwhile")
+        proxy.accept()
+        assert seqs(await subscription.fetch(10, timeout=QUICKLY_S)) == [1]
 
 
-async def test_live_callbacks_hear_again_after_a_broken_connection(serve: Any, proxy_to: Any) -> None:
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log), headwater.open_async(server.url) as direct:
+async def test_live_callbacks_hear_again_after_a_broken_connection(proxied: Any) -> None:
+    async with proxied() as (server, proxy, log), headwater.open_async(server.url) as direct:
         heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
 
         async def all_of_it(message: headwater.Message) -> None:
@@ -388,15 +362,12 @@ async def test_two_clients_with_the_same_exclusive_id(serve: Any) -> None:
         await second.close()
 
 
-async def test_a_holder_that_comes_back_too_late_finds_it_taken(serve: Any, proxy_to: Any) -> None:
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log), headwater.open_async(server.url) as other:
+async def test_a_holder_that_comes_back_too_late_finds_it_taken(proxied: Any) -> None:
+    async with proxied() as (server, proxy, log), headwater.open_async(server.url) as other:
         await other.publish("a", 1)
         subscription = await log.subscribe("s", "a")
         [message] = await subscription.fetch(1)
-        states = States(log)
-        proxy.refuse()
-        proxy.reset()
-        await states.reach("reconnecting")
+        states = await cut_off(proxy, log)
         async with other.subscribe("s", "a", timeout=QUICKLY_S) as taken:
             proxy.accept()
             await states.reach("reconnecting", "connected")

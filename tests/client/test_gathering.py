@@ -17,11 +17,6 @@ PUBLISHING = ("rpc.publish", "rpc.publish.batch")
 FRAME_BYTES = 16_384
 
 
-@pytest.fixture
-def tap(monkeypatch: pytest.MonkeyPatch) -> FrameTap:
-    return FrameTap(monkeypatch)
-
-
 async def test_a_hundred_publishes_at_once_are_a_few_frames(serve: Any, tap: FrameTap) -> None:
     async with serve() as server, headwater.open_async(server.url) as log:
         assert await asyncio.gather(*(log.publish("a", n) for n in range(100))) == list(range(1, 101))

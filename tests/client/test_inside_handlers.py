@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from client_states import States
-from fault_proxy import FaultProxy
 from served import RunningServer
 
 import headwater
@@ -116,21 +114,17 @@ def test_in_a_gap_callback(server: RunningServer, log: Log, recorder: Recorder) 
         assert recorder.wait_for(1) == [(7, EVERYTHING)]
 
 
-def in_a_state_callback(log: Log, recorder: Recorder) -> Callable[[str], None]:
-    def callback(state: str) -> None:
-        if state == "connected":
-            recorder.add(log.publish("answers.a", "back again"))
+def test_in_a_state_callback(server: RunningServer, proxy_to: Any, recorder: Recorder) -> None:
+    proxy = proxy_to(int(server.url.rpartition(":")[2]))
+    with headwater.open(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
 
-    return callback
+        def callback(state: str) -> None:
+            if state == "connected":
+                recorder.add(log.publish("answers.a", "back again"))
 
-
-def test_in_a_state_callback(server: RunningServer, recorder: Recorder) -> None:
-    port = int(server.url.rpartition(":")[2])
-    with FaultProxy("127.0.0.1", port) as proxy:  # noqa: SIM117
-        with headwater.open(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
-            log.remote.on_state(in_a_state_callback(log, recorder))
-            proxy.reset()
-            assert recorder.wait_for(1) == [1]
+        log.remote.on_state(callback)
+        proxy.reset()
+        assert recorder.wait_for(1) == [1]
 
 
 def test_a_handler_may_stop_what_runs_it(log: Log, recorder: Recorder) -> None:
@@ -234,13 +228,11 @@ async def test_calls_may_go_to_and_fro(adding: Any) -> None:
         assert await asyncio.wait_for(log.remote.call("down", [20]), QUICKLY_S) == 20
 
 
-async def test_a_task_may_be_begun_in_a_state_callback(serve: Any, proxy_to: Any, recorder: Recorder) -> None:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
-            states = States(log)
-            tasks: list[asyncio.Task[int]] = []
-            log.remote.on_state(lambda state: tasks.append(asyncio.create_task(log.publish("a", state))))
-            proxy.reset()
-            await states.reach("reconnecting", "connected")
-            assert sorted(await asyncio.gather(*tasks)) == [1, 2]
+async def test_a_task_may_be_begun_in_a_state_callback(proxied: Any, recorder: Recorder) -> None:
+    async with proxied() as (_, proxy, log):
+        states = States(log)
+        tasks: list[asyncio.Task[int]] = []
+        log.remote.on_state(lambda state: tasks.append(asyncio.create_task(log.publish("a", state))))
+        proxy.reset()
+        await states.reach("reconnecting", "connected")
+        assert sorted(await asyncio.gather(*tasks)) == [1, 2]

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from client_states import States
+from client_states import cut_off
 from fault_lane import Direction
 from fault_proxy import FaultProxy
 from frame_tap import FrameTap
 
 import headwater
-from headwater import AsyncLog
 from headwater.client import outbox
 from headwater.errors import LeaseLostError, UnreachableError
 from headwater.server.registry import CallContext, Middleware
@@ -31,22 +28,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "CONFIRM_EVERY", 1)
 
 
-@pytest.fixture
-def tap(monkeypatch: pytest.MonkeyPatch) -> FrameTap:
-    return FrameTap(monkeypatch)
-
-
-@asynccontextmanager
-async def through_a_proxy(
-    serve: Any, proxy_to: Any, **options: Any
-) -> AsyncIterator[tuple[Server, FaultProxy, AsyncLog]]:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        url = f"ws://127.0.0.1:{proxy.port}"
-        async with headwater.open_async(url, **{"reconnect_min": 0.01, "ping": 1.0, **options}) as log:
-            yield server, proxy, log
-
-
 async def stored(server: Server) -> list[Any]:
     """What is in the log, asked for without a client."""
     async with headwater.open_async(server.url) as direct:
@@ -54,8 +35,8 @@ async def stored(server: Server) -> list[Any]:
         return [message.data for message in await subscription.fetch(10_000)]
 
 
-async def test_a_publish_whose_answer_was_lost_is_stored_once(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log):
+async def test_a_publish_whose_answer_was_lost_is_stored_once(proxied: Any, tap: FrameTap) -> None:
+    async with proxied() as (server, proxy, log):
         tap.then("rpc.publish", proxy.reset)
         assert await log.publish("a", "once") == 1
         first, second = tap.of(*PUBLISHING)
@@ -65,16 +46,16 @@ async def test_a_publish_whose_answer_was_lost_is_stored_once(serve: Any, proxy_
         assert await stored(server) == ["once", "next"]
 
 
-async def test_a_batch_whose_answer_was_lost_is_stored_once(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log):
+async def test_a_batch_whose_answer_was_lost_is_stored_once(proxied: Any, tap: FrameTap) -> None:
+    async with proxied() as (server, proxy, log):
         tap.then("rpc.publish.batch", proxy.reset)
         assert await log.publish_many([("a", n) for n in range(50)]) == list(range(1, 51))
         assert len(tap.of("rpc.publish.batch")) == 2
         assert await stored(server) == list(range(50))
 
 
-async def test_many_at_once_keep_their_order_and_are_stored_once(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log):
+async def test_many_at_once_keep_their_order_and_are_stored_once(proxied: Any, tap: FrameTap) -> None:
+    async with proxied() as (server, proxy, log):
         tap.then("rpc.publish", proxy.reset)
         reported: list[Any] = [
             log.publish("a", n) if n % 3 else log.publish("a", n, type="odd one") for n in range(300)
@@ -84,8 +65,8 @@ async def test_many_at_once_keep_their_order_and_are_stored_once(serve: Any, pro
         assert await stored(server) == list(range(300))
 
 
-async def test_what_never_arrived_is_sent_again(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log):
+async def test_what_never_arrived_is_sent_again(proxied: Any, tap: FrameTap) -> None:
+    async with proxied() as (server, proxy, log):
         proxy.cut_after(40, Direction.TO_SERVER)  # in the middle of the frame
         assert await log.publish("a", "x" * 1_000) == 1
         assert len(tap.of(*PUBLISHING)) == 1
@@ -93,20 +74,17 @@ async def test_what_never_arrived_is_sent_again(serve: Any, proxy_to: Any, tap: 
         assert len(await stored(server)) == 1
 
 
-async def test_half_an_answer_is_none(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log):
+async def test_half_an_answer_is_none(proxied: Any, tap: FrameTap) -> None:
+    async with proxied() as (server, proxy, log):
         proxy.cut_after(20, Direction.TO_CLIENT)
         assert await log.publish("a", "once") == 1
         assert len(tap.of(*PUBLISHING)) == 2
         assert await stored(server) == ["once"]
 
 
-async def test_what_is_reported_while_there_is_no_connection_is_sent_on_the_next_one(serve: Any, proxy_to: Any) -> None:
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log):
-        states = States(log)
-        proxy.refuse()
-        proxy.reset()
-        await states.reach("reconnecting")
+async def test_what_is_reported_while_there_is_no_connection_is_sent_on_the_next_one(proxied: Any) -> None:
+    async with proxied() as (server, proxy, log):
+        await cut_off(proxy, log)
         publishing = asyncio.ensure_future(asyncio.gather(*(log.publish("a", n) for n in range(10))))
         await asyncio.sleep(0)
         proxy.accept()
@@ -114,9 +92,9 @@ async def test_what_is_reported_while_there_is_no_connection_is_sent_on_the_next
         assert await stored(server) == list(range(10))
 
 
-async def test_a_late_copy_on_the_old_connection_is_recognised(serve: Any, proxy_to: Any) -> None:
+async def test_a_late_copy_on_the_old_connection_is_recognised(proxied: Any) -> None:
     """The network kept the first copy back, and delivers it when the second has long been answered."""
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log):
+    async with proxied() as (server, proxy, log):
         proxy.hold_back()
         publishing = asyncio.ensure_future(log.publish("a", "once"))
         await asyncio.to_thread(proxy.wait_until, lambda counts: counts.held_bytes > 0)
@@ -139,32 +117,25 @@ class HoldFirst(Middleware):
             await asyncio.Event().wait()
 
 
-async def test_what_is_sent_again_is_not_taken_for_what_was_answered_out_of_turn(serve: Any, proxy_to: Any) -> None:
+async def test_what_is_sent_again_is_not_taken_for_what_was_answered_out_of_turn(serve: Any, proxied: Any) -> None:
     """Of three in a row the second is answered, the first is not, and the third comes when both others were sent: sent
     together, the first and the third must not look like the first and the second."""
     server = serve()
     middleware = server.use(HoldFirst())
-    async with server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
-            states = States(log)
-            first = asyncio.ensure_future(log.publish("a", "first"))
-            await middleware.holding.wait()
-            assert await log.publish("a", "second") == 1
-            proxy.refuse()
-            proxy.reset()
-            await states.reach("reconnecting")
-            third = asyncio.ensure_future(log.publish("a", "third"))
-            await asyncio.sleep(0)
-            proxy.accept()
-            assert await asyncio.gather(first, third) == [2, 3]
-            assert await stored(server) == ["second", "first", "third"]
+    async with proxied(server) as (_, proxy, log):
+        first = asyncio.ensure_future(log.publish("a", "first"))
+        await middleware.holding.wait()
+        assert await log.publish("a", "second") == 1
+        await cut_off(proxy, log)
+        third = asyncio.ensure_future(log.publish("a", "third"))
+        await asyncio.sleep(0)
+        proxy.accept()
+        assert await asyncio.gather(first, third) == [2, 3]
+        assert await stored(server) == ["second", "first", "third"]
 
 
-async def test_a_late_copy_is_recognised_even_if_all_around_it_was_confirmed(
-    serve: Any, proxy_to: Any, at_once: None
-) -> None:
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log):
+async def test_a_late_copy_is_recognised_even_if_all_around_it_was_confirmed(proxied: Any, at_once: None) -> None:
+    async with proxied() as (server, proxy, log):
         proxy.hold_back()
         publishing = asyncio.ensure_future(log.publish("a", "once"))
         await asyncio.to_thread(proxy.wait_until, lambda counts: counts.held_bytes > 0)
@@ -193,10 +164,10 @@ async def test_what_has_been_answered_is_confirmed_so_that_receipts_do_not_pile_
 
 
 async def test_one_that_was_given_up_does_not_keep_the_others_from_being_confirmed_for_ever(
-    serve: Any, proxy_to: Any, tap: FrameTap, at_once: None, monkeypatch: pytest.MonkeyPatch
+    proxied: Any, tap: FrameTap, at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "LATE_COPY_S", 0.0)
-    async with through_a_proxy(serve, proxy_to, timeout=0.3) as (_server, proxy, log):
+    async with proxied(timeout=0.3) as (_, proxy, log):
         proxy.blackhole(Direction.TO_CLIENT)
         with pytest.raises(headwater.HeadwaterError):
             await log.publish("a", 1)
@@ -206,10 +177,9 @@ async def test_one_that_was_given_up_does_not_keep_the_others_from_being_confirm
         assert max(params.get("confirmed", 0) for params in tap.of("rpc.publish.batch")) == 2
 
 
-async def test_a_call_of_the_applications_own_is_not_made_twice(serve: Any, proxy_to: Any) -> None:
+async def test_a_call_of_the_applications_own_is_not_made_twice(proxied: Any) -> None:
     made: Counter[str] = Counter()
-    async with serve() as server:
-        proxy = proxy_to(server.port)
+    async with proxied() as (server, proxy, log):
 
         @server.method("pay")
         def pay() -> str:
@@ -217,23 +187,22 @@ async def test_a_call_of_the_applications_own_is_not_made_twice(serve: Any, prox
             proxy.reset()  # before the answer
             return "paid"
 
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
-            with pytest.raises(UnreachableError) as raised:
-                await log.remote.call("pay")
-            assert "may have been done" in raised.value.why
-            assert made == {"pay": 1}
-            assert await log.publish("a", 1) == 1
+        with pytest.raises(UnreachableError) as raised:
+            await log.remote.call("pay")
+        assert "may have been done" in raised.value.why
+        assert made == {"pay": 1}
+        assert await log.publish("a", 1) == 1
 
 
-async def test_a_question_is_asked_again(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
-    async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
+async def test_a_question_is_asked_again(proxied: Any, tap: FrameTap) -> None:
+    async with proxied() as (_, proxy, log):
         proxy.cut_after(20, Direction.TO_CLIENT)
         assert await log.last_seq() == 0
         assert len(tap.of("rpc.last_seq")) == 2
 
 
-async def test_an_ack_whose_answer_was_lost_counts(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
-    async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
+async def test_an_ack_whose_answer_was_lost_counts(proxied: Any, tap: FrameTap) -> None:
+    async with proxied() as (_, proxy, log):
         await log.publish_many([("a", n) for n in range(3)])
         async with log.subscribe("s", "a") as subscription:
             first, second, third = await subscription.fetch(3)
@@ -245,9 +214,9 @@ async def test_an_ack_whose_answer_was_lost_counts(serve: Any, proxy_to: Any, ta
             assert (info.lag, info.acked, info.redelivered) == (0, 3, 0)
 
 
-async def test_a_shared_ack_whose_answer_was_lost_counts_too(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
+async def test_a_shared_ack_whose_answer_was_lost_counts_too(proxied: Any, tap: FrameTap) -> None:
     """But it may have been acked by another consumer that it was passed on to, so an error is right too."""
-    async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
+    async with proxied() as (_, proxy, log):
         await log.publish("a", 1)
         async with log.subscribe("s", "a", mode="shared") as subscription:
             [message] = await subscription.fetch(1)
@@ -259,8 +228,8 @@ async def test_a_shared_ack_whose_answer_was_lost_counts_too(serve: Any, proxy_t
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
-async def test_a_nack_whose_answer_was_lost_counts_once(serve: Any, proxy_to: Any, tap: FrameTap, mode: Any) -> None:
-    async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
+async def test_a_nack_whose_answer_was_lost_counts_once(proxied: Any, tap: FrameTap, mode: Any) -> None:
+    async with proxied() as (_, proxy, log):
         await log.publish("a", 1)
         async with log.subscribe("s", "a", mode=mode) as subscription:
             [message] = await subscription.fetch(1)
@@ -271,8 +240,8 @@ async def test_a_nack_whose_answer_was_lost_counts_once(serve: Any, proxy_to: An
             assert (again.seq, again.attempt) == (1, 2)
 
 
-async def test_a_reject_whose_answer_was_lost_counts(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
-    async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
+async def test_a_reject_whose_answer_was_lost_counts(proxied: Any, tap: FrameTap) -> None:
+    async with proxied() as (_, proxy, log):
         await log.publish("a", 1)
         async with log.subscribe("s", "a") as subscription:
             [message] = await subscription.fetch(1)

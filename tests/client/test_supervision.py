@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from client_states import States
+from client_states import States, break_off, cut_off
 from fault_lane import Direction
 
 import headwater
@@ -78,28 +78,21 @@ async def test_an_open_that_is_cancelled_leaves_nothing_behind() -> None:
 # --- later ----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_ends_the_reconnecting_is_raised_by_all_calls_that_wait_and_come_later(
-    serve: Any, proxy_to: Any
-) -> None:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", **QUICKLY) as log:
-            states = States(log)
-            subscription = await log.subscribe("s", "a")
-            fetching = asyncio.ensure_future(subscription.fetch(timeout=None))
-            proxy.refuse()
-            proxy.reset()
-            await states.reach("reconnecting")
-            publishing = asyncio.ensure_future(log.publish("a", 1))
-            await asyncio.sleep(0)
-            subscription._consumer.resume = fail
-            proxy.accept()
-            for call in (publishing, fetching):
-                with pytest.raises(UnreachableError, match="Unexpected: unexpected failure"):
-                    await soon(call)
-            with pytest.raises(UnreachableError, match=r"no more attempts.*Unexpected: unexpected failure"):
-                await soon(log.publish("a", 2))
-            assert log.remote.state == "failed"
+async def test_what_ends_the_reconnecting_is_raised_by_all_calls_that_wait_and_come_later(proxied: Any) -> None:
+    async with proxied(**QUICKLY) as (_, proxy, log):
+        subscription = await log.subscribe("s", "a")
+        fetching = asyncio.ensure_future(subscription.fetch(timeout=None))
+        await cut_off(proxy, log)
+        publishing = asyncio.ensure_future(log.publish("a", 1))
+        await asyncio.sleep(0)
+        subscription._consumer.resume = fail
+        proxy.accept()
+        for call in (publishing, fetching):
+            with pytest.raises(UnreachableError, match="Unexpected: unexpected failure"):
+                await soon(call)
+        with pytest.raises(UnreachableError, match=r"no more attempts.*Unexpected: unexpected failure"):
+            await soon(log.publish("a", 2))
+        assert log.remote.state == "failed"
 
 
 def test_the_same_with_the_sync_api(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,18 +119,16 @@ def test_the_same_with_the_sync_api(server: Any, monkeypatch: pytest.MonkeyPatch
         assert [type(outcome) for outcome in outcomes] == [UnreachableError]
 
 
-async def test_a_keeper_that_is_cancelled_tells_why(serve: Any, proxy_to: Any) -> None:
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}") as log:
-            proxy.blackhole(Direction.TO_CLIENT)
-            publishing = asyncio.ensure_future(log.publish("a", 1))
-            await asyncio.sleep(0)
-            connection_of(log)._supervisor.cancel()
-            for call in (publishing, log.publish("a", 2)):
-                with pytest.raises(UnreachableError, match="was cancelled"):
-                    await soon(call)
-            proxy.heal()
+async def test_a_keeper_that_is_cancelled_tells_why(proxied: Any) -> None:
+    async with proxied() as (_, proxy, log):
+        proxy.blackhole(Direction.TO_CLIENT)
+        publishing = asyncio.ensure_future(log.publish("a", 1))
+        await asyncio.sleep(0)
+        connection_of(log)._supervisor.cancel()
+        for call in (publishing, log.publish("a", 2)):
+            with pytest.raises(UnreachableError, match="was cancelled"):
+                await soon(call)
+        proxy.heal()
 
 
 async def test_a_loop_that_is_over_is_reported_every_time(server: Any) -> None:
@@ -171,19 +162,15 @@ def test_a_callback_that_exits_does_not_end_the_loop_that_all_wait_for(server: A
 
 
 @pytest.mark.parametrize("mishap", [Unexpected, asyncio.CancelledError])
-async def test_a_callback_that_fails_ends_nothing(serve: Any, proxy_to: Any, mishap: Any) -> None:
+async def test_a_callback_that_fails_ends_nothing(proxied: Any, mishap: Any) -> None:
     def complain(state: str) -> None:
         raise mishap
 
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", **QUICKLY) as log:
-            log.remote.on_state(complain)
-            states = States(log)
-            proxy.reset()
-            await states.reach("reconnecting", "connected")
-            assert await soon(log.publish("a", 1)) == 1
+    async with proxied(**QUICKLY) as (_, proxy, log):
+        log.remote.on_state(complain)
+        await break_off(proxy, log)
+        assert await soon(log.publish("a", 1)) == 1
 
 
 # --- one call at a time ---------------------------------------------------------------------------------------------
@@ -244,22 +231,20 @@ async def test_a_connection_whose_end_fails_has_ended(serve: Any) -> None:
         assert transports[0].lost.done()
 
 
-async def test_time_limits_hold_when_looking_at_them_fails_once(serve: Any, proxy_to: Any) -> None:
+async def test_time_limits_hold_when_looking_at_them_fails_once(proxied: Any) -> None:
     mishaps: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(context))
-    async with serve() as server:
-        proxy = proxy_to(server.port)
-        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", timeout=0.3) as log:
-            confirm_late = connection_of(log)._numbering.confirm_late
+    async with proxied(timeout=0.3) as (_, proxy, log):
+        confirm_late = connection_of(log)._numbering.confirm_late
 
-            def fail_once(now_s: float) -> None:
-                connection_of(log)._numbering.confirm_late = confirm_late
-                fail()
+        def fail_once(now_s: float) -> None:
+            connection_of(log)._numbering.confirm_late = confirm_late
+            fail()
 
-            connection_of(log)._numbering.confirm_late = fail_once
-            proxy.blackhole(Direction.TO_CLIENT)
-            for _ in range(2):
-                with pytest.raises(RequestTimeoutError):
-                    await soon(log.publish("a", 1))
-            proxy.heal()
+        connection_of(log)._numbering.confirm_late = fail_once
+        proxy.blackhole(Direction.TO_CLIENT)
+        for _ in range(2):
+            with pytest.raises(RequestTimeoutError):
+                await soon(log.publish("a", 1))
+        proxy.heal()
     assert [str(context["exception"]) for context in mishaps] == ["unexpected failure"]
