@@ -126,18 +126,6 @@ async def test_what_was_held_is_anothers_at_once(serve: Any, what: str) -> None:
         await log.close()
 
 
-async def test_what_was_fetched_ahead_and_never_seen_counts_as_no_attempt(serve: Any) -> None:
-    async with serve() as server, headwater.open_async(server.url) as log:
-        await log.publish_many([("a", n) for n in range(10)])
-        async with log.subscribe("s", "a") as subscription:
-            async for message in subscription.messages():
-                await message.ack()
-                break
-        async with log.subscribe("s", "a") as subscription:
-            rest = await subscription.fetch(100)
-            assert [(message.seq, message.attempt) for message in rest] == [(seq, 1) for seq in range(2, 11)]
-
-
 async def test_an_ack_after_the_close_costs_what_was_never_seen_no_attempt(proxied: Any) -> None:
     """Closing waits for the acks under way; one that comes meanwhile is too late, and nothing more."""
     async with proxied() as (_, proxy, log):

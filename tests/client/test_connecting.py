@@ -16,7 +16,6 @@ from fault_lane import Direction
 import headwater
 from headwater.client.options import TOKEN_VARIABLE
 from headwater.errors import (
-    ClosedError,
     HeadwaterError,
     InvalidOptionError,
     RequestTimeoutError,
@@ -246,15 +245,6 @@ async def test_more_patterns_than_one_call_takes_are_live_again(proxied: Any, mo
             assert {await heard.get() for _ in range(5)} == {f"a.{number}" for number in range(5)}
 
 
-async def test_a_callback_that_fails_keeps_no_other_from_being_called(proxied: Any) -> None:
-    mishaps: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(context))
-    async with proxied() as (_, proxy, log):
-        log.remote.on_state(lambda state: 1 / 0)
-        await break_off(proxy, log)
-    assert mishaps
-
-
 async def test_without_reconnect_the_first_break_is_the_end(proxied: Any) -> None:
     async with proxied(**NEVER) as (_, proxy, log):
         states = States(log)
@@ -328,20 +318,3 @@ async def test_without_a_connection_a_call_waits_only_so_long(proxied: Any) -> N
             await log.remote.call("any", timeout=0.1)
         proxy.accept()
         assert await log.publish("a", 2) == 1  # what was given up is not sent any more
-
-
-async def test_what_is_closed_is_closed(serve: Any) -> None:
-    async with serve() as server:
-        async with headwater.open_async(server.url) as log:
-            subscription = await log.subscribe("s", "a")
-        for attempt in (
-            log.publish("a", 1),
-            log.publish_many([("a", 1)]),
-            log.last_seq(),
-            log.subscribe("t", "a"),
-            log.remote.call("any"),
-            subscription.fetch(),
-        ):
-            with pytest.raises(ClosedError):
-                await attempt
-        await log.close()

@@ -11,7 +11,7 @@ from frame_tap import FrameTap
 from served import RunningServer
 
 import headwater
-from headwater.errors import ClosedError, TooLargeError
+from headwater.errors import TooLargeError
 
 PUBLISHING = ("rpc.publish", "rpc.publish.batch")
 FRAME_BYTES = 16_384
@@ -115,27 +115,3 @@ async def test_a_cancelled_publish_is_stored_all_the_same(serve: Any) -> None:
         publishing.cancel()
         await asyncio.gather(publishing, return_exceptions=True)
         assert await log.publish("a", 2) == 2
-
-
-def test_threads_that_publish_while_the_log_is_closed_are_reported(server: RunningServer) -> None:
-    log = headwater.open(server.url)
-    reported: list[type[BaseException] | None] = []
-    begun = threading.Barrier(9)
-
-    def publish_until_closed() -> None:
-        log.publish("a", 0)
-        begun.wait()
-        try:
-            while True:
-                log.publish("a", 1)
-        except ClosedError as exc:
-            reported.append(type(exc))
-
-    threads = [threading.Thread(target=publish_until_closed, daemon=True) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    begun.wait()
-    log.close()
-    for thread in threads:
-        thread.join(10)
-    assert reported == [ClosedError] * 8

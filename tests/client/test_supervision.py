@@ -166,11 +166,13 @@ async def test_a_callback_that_fails_ends_nothing(proxied: Any, mishap: Any) -> 
     def complain(state: str) -> None:
         raise mishap
 
-    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    mishaps: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(context))
     async with proxied(**QUICKLY) as (_, proxy, log):
         log.remote.on_state(complain)
-        await break_off(proxy, log)
+        await break_off(proxy, log)  # which is told to the callback behind it
         assert await soon(log.publish("a", 1)) == 1
+    assert {type(context["exception"]) for context in mishaps} == {mishap}
 
 
 # --- one call at a time ---------------------------------------------------------------------------------------------

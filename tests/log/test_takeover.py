@@ -134,13 +134,14 @@ def test_a_waiting_fetch_is_woken_and_reported(log: Log) -> None:
     assert raised.value.next
 
 
-def test_a_waiting_thread_ends(log: Log) -> None:
+@pytest.mark.parametrize("verb", ["fetch", "messages"])
+def test_a_waiting_thread_ends(log: Log, verb: str) -> None:
     before = log.subscribe("s", "a")
     outcomes: list[BaseException] = []
 
     def wait() -> None:
         try:
-            before.fetch(timeout=None)
+            list(getattr(before, verb)(timeout=None))
         except LeaseLostError as exc:
             outcomes.append(exc)
 
