@@ -11,13 +11,16 @@ import pytest
 # Under --import-mode=importlib a test cannot import its neighbour unless the directory is on the path.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from foreign_client import Serve, without_settings
+from foreign_client import Make, Serve, without_settings
 
 import headwater
 from headwater import ManualClock
 from headwater.server import listener
 from headwater.server.auth import Scopes, TokenFile
+from headwater.server.mount import Mount
 from headwater.server.server import Server
+from headwater.settings import load_settings
+from headwater.wiring import open_core
 
 
 @pytest.fixture
@@ -27,6 +30,19 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
 
     def make(log: str | Path = tmp_path / "log.db", **flags: Any) -> Server:
         return headwater.serve(log, **{"port": 0, **flags})
+
+    return make
+
+
+@pytest.fixture
+def serve_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """`async with serve_mount(mount, **{"limits.connections": 1}) as server`: a server of a log in memory."""
+    without_settings(monkeypatch, tmp_path)
+
+    def make(mount: Mount, **flags: Any) -> Server:
+        given = {"server.log": "memory:", "server.port": 0, **flags}
+        settings = load_settings(config=None, profile=None, flags=given, environment={}, directory=str(tmp_path))
+        return Server(lambda: open_core("memory:"), settings, mounts=[mount])
 
     return make
 
@@ -48,6 +64,16 @@ def tokens(tmp_path: Path, clock: ManualClock) -> TokenFile:
     file = TokenFile(tmp_path / "tokens.json")
     file.create("nobody's", Scopes(), now_ms=clock.now_ms())
     return file
+
+
+@pytest.fixture
+def make(tokens: TokenFile, clock: ManualClock) -> Make:
+    """`make("label", read=[…])`: a token."""
+
+    def create(label: str, scopes: Scopes | None = None, **given: Any) -> str:
+        return tokens.create(label, scopes or Scopes(**given), now_ms=clock.now_ms())
+
+    return create
 
 
 @pytest.fixture

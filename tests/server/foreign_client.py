@@ -25,6 +25,7 @@ PATIENCE_S = 20.0  # no test waits so long, unless something is wrong
 
 Json = Any
 Serve = Callable[..., Server]
+Make = Callable[..., str]
 
 
 class Refused(Exception):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from eventually import eventually
-from foreign_client import Client, Serve, bearer, connect, turn
+from foreign_client import Client, Make, Serve, bearer, connect, turn
 from raw_http import get
 from websockets.exceptions import InvalidStatus
 
@@ -20,7 +20,7 @@ from headwater.protocol.jsonrpc import Fault
 from headwater.server import audit
 from headwater.server import server as server_module
 from headwater.server.audit import Audit
-from headwater.server.auth import EVERYTHING, Scopes, TokenFile, id_of
+from headwater.server.auth import EVERYTHING, TokenFile, id_of
 
 WHO = {"address": "10.0.0.1", "token": "abc", "label": "shop"}
 
@@ -49,10 +49,8 @@ async def dead_letter(client: Client) -> str:
     return str((await client.call("rpc.dead_letters.export"))["lines"][0])
 
 
-async def test_every_change_is_reported_with_token_and_address(
-    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path
-) -> None:
-    token = tokens.create("operator", EVERYTHING, now_ms=clock.now_ms())
+async def test_every_change_is_reported_with_token_and_address(serve_tokens: Serve, make: Make, path: Path) -> None:
+    token = make("operator", EVERYTHING)
     async with serve_tokens(audit=str(path)) as server, connect(server, **bearer(token)) as client:
         line = await dead_letter(client)
         done: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -112,13 +110,9 @@ async def test_a_change_is_reported_though_its_client_has_hung_up(serve: Serve, 
     assert {each["outcome"] for each in reported} <= {"done", "unknown"}
 
 
-async def test_every_refusal_is_reported(
-    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path
-) -> None:
-    token = tokens.create("reader", Scopes(read=("a",)), now_ms=clock.now_ms())
-    owners, thiefs = (
-        tokens.create(label, Scopes(read=("a",), consume=("*",)), now_ms=clock.now_ms()) for label in ("owner", "thief")
-    )
+async def test_every_refusal_is_reported(serve_tokens: Serve, make: Make, path: Path) -> None:
+    token = make("reader", read=["a"])
+    owners, thiefs = (make(label, read=["a"], consume=["*"]) for label in ("owner", "thief"))
     async with serve_tokens(audit=str(path)) as server:
         with pytest.raises(InvalidStatus):
             async with connect(server, **bearer("hw_wrong")):
@@ -153,16 +147,15 @@ async def test_every_refusal_is_reported(
 
 
 async def test_tokens_that_appear_and_disappear_are_reported(
-    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path, monkeypatch: pytest.MonkeyPatch
+    serve_tokens: Serve, make: Make, tokens: TokenFile, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "SWEEP_S", 0.01)
-    before = tokens.create("before", EVERYTHING, now_ms=clock.now_ms())
+    before = make("before", EVERYTHING)
     async with serve_tokens(audit=str(path)):
-        commands = TokenFile(tokens.path)
-        made = commands.create("new", Scopes(read=("a",)), now_ms=clock.now_ms())
+        made = make("new", read=["a"])
         while not lines(path):
             await turn()
-        commands.revoke(str(id_of(before)))
+        tokens.revoke(str(id_of(before)))
         while len(lines(path)) < 2:
             await turn()
     reported = [(each["event"], each["token"], each["label"], each["scopes"]) for each in lines(path)]
@@ -315,9 +308,9 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(serve: Serve, tmp
 
 
 async def test_a_refused_token_is_a_line_at_info_and_a_refused_right_a_warning(
-    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    serve_tokens: Serve, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader = tokens.create("reader", Scopes(read=("a",)), now_ms=clock.now_ms())
+    reader = make("reader", read=["a"])
     with caplog.at_level("INFO", "headwater"):
         async with serve_tokens() as server:
             async with connect(server) as stranger:
@@ -328,8 +321,8 @@ async def test_a_refused_token_is_a_line_at_info_and_a_refused_right_a_warning(
     assert logged == [("audit: authentication.refused", "INFO"), ("audit: right.refused", "WARNING")]
 
 
-async def test_a_dry_run_is_no_change(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path) -> None:
-    token = tokens.create("operator", EVERYTHING, now_ms=clock.now_ms())
+async def test_a_dry_run_is_no_change(serve_tokens: Serve, make: Make, path: Path) -> None:
+    token = make("operator", EVERYTHING)
     async with serve_tokens(audit=str(path)) as server, connect(server, **bearer(token)) as client:
         await dead_letter(client)
         before = lines(path)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from foreign_client import Serve, bearer, connect
-
-from headwater import ManualClock
-from headwater.server.auth import Scopes, TokenFile
+from foreign_client import Make, Serve, bearer, connect
 
 BATCH = "rpc.subscribe.persistent.batch"
 
@@ -75,11 +72,9 @@ async def test_of_batches_to_leave_all_are_known_or_none_is_left(serve: Serve) -
         assert (await client.delivery())["subscription_id"] == "a"
 
 
-async def test_undoing_leaves_what_another_token_began_meanwhile(
-    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock
-) -> None:
-    attacker = tokens.create("attacker", Scopes(read=("mine.>",), consume=("att-*",)), now_ms=clock.now_ms())
-    victim = tokens.create("victim", Scopes(read=("orders.>",), consume=("billing",)), now_ms=clock.now_ms())
+async def test_undoing_leaves_what_another_token_began_meanwhile(serve_tokens: Serve, make: Make) -> None:
+    attacker = make("attacker", read=["mine.>"], consume=["att-*"])
+    victim = make("victim", read=["orders.>"], consume=["billing"])
     async with (
         serve_tokens() as server,
         connect(server, **bearer(attacker)) as client,

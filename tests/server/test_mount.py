@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_client import PATIENCE_S, without_settings
+from foreign_client import PATIENCE_S, Serve
 from raw_http import UPGRADE, dial, get
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as dial_socket
@@ -29,11 +28,8 @@ from headwater.server.mount import (
     UpgradeRequest,
 )
 from headwater.server.server import Server
-from headwater.settings import load_settings
-from headwater.wiring import open_core
 
 MESSAGE_BYTES_MAX = 300_000
-MakeServer = Callable[..., Server]
 
 
 class Session:
@@ -114,18 +110,6 @@ class Shed:
         return self.sessions[-1].heard
 
 
-@pytest.fixture
-def make_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeServer:
-    without_settings(monkeypatch, tmp_path)
-
-    def make(mount: Shed, **flags: Any) -> Server:
-        given = {"server.log": "memory:", "server.port": 0, **flags}
-        settings = load_settings(config=None, profile=None, flags=given, environment={}, directory=str(tmp_path))
-        return Server(lambda: open_core("memory:"), settings, mounts=[mount])
-
-    return make
-
-
 def open_socket(server: Server, path: str = "/shed/here", **more: Any) -> Any:
     return dial_socket(server.url + path, compression=None, proxy=None, **more)
 
@@ -142,9 +126,9 @@ async def close_code(socket: ClientConnection) -> int:
     return socket.close_code
 
 
-async def test_texts_and_binaries_come_and_go_in_order(make_server: MakeServer) -> None:
+async def test_texts_and_binaries_come_and_go_in_order(serve_mount: Serve) -> None:
     shed = Shed()
-    async with make_server(shed) as server, open_socket(server) as socket:
+    async with serve_mount(shed) as server, open_socket(server) as socket:
         sent: list[str | bytes] = []
         for size in (0, 1, 125, 126, 65_536, 262_144):
             sent += [os.urandom(size), f"text {size}"]
@@ -159,10 +143,10 @@ async def test_texts_and_binaries_come_and_go_in_order(make_server: MakeServer) 
 
 
 async def test_a_message_longer_than_the_mount_allows_is_refused_and_one_that_json_rpc_would_refuse_is_not(
-    make_server: MakeServer,
+    serve_mount: Serve,
 ) -> None:
     shed = Shed()
-    async with make_server(shed, **{"limits.frame_bytes": 65_536}) as server, open_socket(server) as socket:
+    async with serve_mount(shed, **{"limits.frame_bytes": 65_536}) as server, open_socket(server) as socket:
         await socket.send(bytes(MESSAGE_BYTES_MAX))
         await shed.heard(1)
         await socket.send(bytes(MESSAGE_BYTES_MAX + 1))
@@ -170,8 +154,8 @@ async def test_a_message_longer_than_the_mount_allows_is_refused_and_one_that_js
         assert len(shed.sessions[0].heard) == 1
 
 
-async def test_json_rpc_beside_a_mount_still_refuses_binary_with_all_its_pieces(make_server: MakeServer) -> None:
-    async with make_server(Shed()) as server, open_socket(server, "/rpc") as socket:
+async def test_json_rpc_beside_a_mount_still_refuses_binary_with_all_its_pieces(serve_mount: Serve) -> None:
+    async with serve_mount(Shed()) as server, open_socket(server, "/rpc") as socket:
         call = b'{"jsonrpc":"2.0","method":"rpc.publish","params":{"topic":"a","data":1},"id":1}'
         pieces = [Frame(Opcode.BINARY, b"{", fin=False), Frame(Opcode.CONT, call)]
         socket.transport.write(b"".join(piece.serialize(mask=True) for piece in pieces))
@@ -179,9 +163,9 @@ async def test_json_rpc_beside_a_mount_still_refuses_binary_with_all_its_pieces(
         assert await messages_in(server) == 0
 
 
-async def test_a_guest_that_pauses_hears_nothing_more_until_it_resumes(make_server: MakeServer) -> None:
+async def test_a_guest_that_pauses_hears_nothing_more_until_it_resumes(serve_mount: Serve) -> None:
     shed = Shed()
-    async with make_server(shed) as server, open_socket(server) as socket:
+    async with serve_mount(shed) as server, open_socket(server) as socket:
         await socket.send("first")
         session = shed.sessions[0]
         await shed.heard(1)
@@ -203,10 +187,10 @@ async def _send_all(socket: ClientConnection, messages: list[bytes]) -> None:
 
 
 async def test_a_client_that_does_not_read_fills_a_bounded_buffer_and_the_guest_hears_when_it_is_drained(
-    make_server: MakeServer,
+    serve_mount: Serve,
 ) -> None:
     shed = Shed()
-    async with make_server(shed) as server, open_socket(server, max_queue=1) as socket:
+    async with serve_mount(shed) as server, open_socket(server, max_queue=1) as socket:
         await socket.send("hello")
         await shed.heard(1)
         session = shed.sessions[0]
@@ -222,9 +206,9 @@ async def test_a_client_that_does_not_read_fills_a_bounded_buffer_and_the_guest_
             await session.drained.wait()
 
 
-async def test_a_guest_hears_how_its_client_left(make_server: MakeServer) -> None:
+async def test_a_guest_hears_how_its_client_left(serve_mount: Serve) -> None:
     shed = Shed()
-    async with make_server(shed) as server:
+    async with serve_mount(shed) as server:
         async with open_socket(server):
             pass
         async with open_socket(server) as socket:
@@ -239,8 +223,8 @@ async def test_a_guest_hears_how_its_client_left(make_server: MakeServer) -> Non
         assert shed.sessions[2].heard == []
 
 
-async def test_what_the_mount_refuses_is_refused_at_the_upgrade(make_server: MakeServer) -> None:
-    async with make_server(Shed()) as server:
+async def test_what_the_mount_refuses_is_refused_at_the_upgrade(serve_mount: Serve) -> None:
+    async with serve_mount(Shed()) as server:
         with pytest.raises(InvalidStatus) as refused:
             await open_socket(server, "/shed/no")
         assert refused.value.response.status_code == 418
@@ -250,10 +234,10 @@ async def test_what_the_mount_refuses_is_refused_at_the_upgrade(make_server: Mak
         assert refused.value.response.status_code == 404
 
 
-async def test_what_comes_with_the_head_waits_for_the_admission(make_server: MakeServer) -> None:
+async def test_what_comes_with_the_head_waits_for_the_admission(serve_mount: Serve) -> None:
     shed = Shed()
     shed.gate = asyncio.Event()
-    async with make_server(shed) as server, dial(server) as raw, dial(server) as leaving:
+    async with serve_mount(shed) as server, dial(server) as raw, dial(server) as leaving:
         frames = Frame(Opcode.TEXT, b"early").serialize(mask=True) + Frame(Opcode.BINARY, b"bird").serialize(mask=True)
         head = f"GET /shed/x HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}\r\n".encode()
         raw.send(head + frames)
@@ -273,16 +257,16 @@ async def test_what_comes_with_the_head_waits_for_the_admission(make_server: Mak
         assert shed.sessions[0].heard == ["early", b"bird", "in between"]
 
 
-async def test_a_mount_that_fails_to_say_yes_or_no_says_500(make_server: MakeServer) -> None:
-    async with make_server(Shed()) as server:
+async def test_a_mount_that_fails_to_say_yes_or_no_says_500(serve_mount: Serve) -> None:
+    async with serve_mount(Shed()) as server:
         with pytest.raises(InvalidStatus) as refused:
             await open_socket(server, "/shed/broken")
         assert refused.value.response.status_code == 500
 
 
-async def test_the_rules_of_the_server_hold_for_its_mounts(make_server: MakeServer) -> None:
+async def test_the_rules_of_the_server_hold_for_its_mounts(serve_mount: Serve) -> None:
     shed = Shed()
-    async with make_server(shed, **{"limits.connections": 1}) as server:
+    async with serve_mount(shed, **{"limits.connections": 1}) as server:
         with pytest.raises(InvalidStatus) as refused:
             await open_socket(server, origin="http://elsewhere.example")
         assert refused.value.response.status_code == 403
@@ -303,19 +287,19 @@ async def test_the_rules_of_the_server_hold_for_its_mounts(make_server: MakeServ
     assert len(shed.sessions) == 1
 
 
-async def test_plain_http_under_the_prefix_is_answered_by_the_mount(make_server: MakeServer) -> None:
-    async with make_server(Shed()) as server, dial(server) as raw:
+async def test_plain_http_under_the_prefix_is_answered_by_the_mount(serve_mount: Serve) -> None:
+    async with serve_mount(Shed()) as server, dial(server) as raw:
         assert (await raw.get("/shed/a?b=c", method="DELETE")).body == b"DELETE /shed/a?b=c 0"
         raw.send("POST /shed/a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello")
         assert (await raw.response()).body == b"POST /shed/a 5"
         assert (await raw.get("/shed")).status == 404
 
 
-async def test_a_mount_sees_the_bearer_and_what_the_server_knows_of_it(make_server: MakeServer, tmp_path: Path) -> None:
+async def test_a_mount_sees_the_bearer_and_what_the_server_knows_of_it(serve_mount: Serve, tmp_path: Path) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
     token = tokens.create("t", Scopes(publish=("replica.a.>",), read=("replica.>",), consume=("*",)), now_ms=1)
     shed = Shed()
-    async with make_server(shed, **{"server.tokens": str(tmp_path / "tokens.json")}) as server:
+    async with serve_mount(shed, **{"server.tokens": str(tmp_path / "tokens.json")}) as server:
         assert shed.context is not None
         assert shed.context.needs_token
         for bearer in (token, "hwpush_unknown", None):
@@ -335,9 +319,9 @@ async def test_a_mount_sees_the_bearer_and_what_the_server_knows_of_it(make_serv
         assert not rights.may_read("orders")
 
 
-async def test_a_mount_starts_after_the_log_and_stops_before_it(make_server: MakeServer) -> None:
+async def test_a_mount_starts_after_the_log_and_stops_before_it(serve_mount: Serve) -> None:
     shed = Shed()
-    async with make_server(shed) as server:
+    async with serve_mount(shed) as server:
         assert shed.context is not None
         assert not shed.context.needs_token
         await shed.context.publish("replica.a.b", {"version": 1}, "replica-1")
@@ -348,22 +332,22 @@ async def test_a_mount_starts_after_the_log_and_stops_before_it(make_server: Mak
     assert await close_code(socket) == 1001
 
 
-async def test_a_mount_that_cannot_start_keeps_the_server_from_starting(make_server: MakeServer) -> None:
+async def test_a_mount_that_cannot_start_keeps_the_server_from_starting(serve_mount: Serve) -> None:
     class Broken(Shed):
         async def start(self, context: MountContext) -> None:
             raise RuntimeError("no shed")
 
     with pytest.raises(RuntimeError, match="no shed"):
-        await make_server(Broken()).start()
+        await serve_mount(Broken()).start()
 
 
-async def test_a_mount_that_never_stops_is_cut_off_at_the_timeout(make_server: MakeServer) -> None:
+async def test_a_mount_that_never_stops_is_cut_off_at_the_timeout(serve_mount: Serve) -> None:
     class Slow(Shed):
         async def stop(self) -> None:
             await asyncio.Event().wait()
 
     shed = Slow()
-    async with make_server(shed, **{"server.shutdown_timeout": 0.1}) as server:
+    async with serve_mount(shed, **{"server.shutdown_timeout": 0.1}) as server:
         socket = await open_socket(server)
     await close_code(socket)
     assert await shed.sessions[0].closed

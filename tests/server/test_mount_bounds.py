@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from foreign_client import PATIENCE_S, without_settings
+from foreign_client import PATIENCE_S, Serve
 from raw_http import UPGRADE, dial, get
 from websockets.frames import Frame, Opcode
 
@@ -26,9 +24,7 @@ from headwater.server.mount import (
     UpgradeRequest,
     path_of,
 )
-from headwater.server.server import Server
-from headwater.settings import Limits, load_settings
-from headwater.wiring import open_core
+from headwater.settings import Limits
 
 PAGE = bytes(200_000)
 UPGRADED = f"GET /shed/x HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}\r\n".encode()
@@ -69,26 +65,11 @@ class Deaf:
     def on_closed(self, *, vanished: bool) -> None: ...
 
 
-MakeServer = Callable[..., Server]
-
-
-@pytest.fixture
-def make_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeServer:
-    without_settings(monkeypatch, tmp_path)
-
-    def make(mount: Deaf, **flags: Any) -> Server:
-        given = {"server.log": "memory:", "server.port": 0, "server.shutdown_timeout": 0.1, **flags}
-        settings = load_settings(config=None, profile=None, flags=given, environment={}, directory=str(tmp_path))
-        return Server(lambda: open_core("memory:"), settings, mounts=[mount])
-
-    return make
-
-
 async def test_a_client_that_asks_without_reading_is_paused_and_gets_all_answers_when_it_reads(
-    make_server: MakeServer,
+    serve_mount: Serve,
 ) -> None:
     mount, count = Deaf(), 200
-    async with make_server(mount) as server, dial(server) as raw:
+    async with serve_mount(mount) as server, dial(server) as raw:
         for number in range(count):
             raw.send(f"GET /shed/{number} HTTP/1.1\r\nHost: localhost\r\n\r\n")
         asked = -1
@@ -103,9 +84,9 @@ async def test_a_client_that_asks_without_reading_is_paused_and_gets_all_answers
 
 @pytest.mark.usefixtures("short_close")
 @pytest.mark.parametrize("path", ["/shed/x", "/rpc"])
-async def test_a_client_that_pings_and_reads_nothing_is_disconnected(make_server: MakeServer, path: str) -> None:
+async def test_a_client_that_pings_and_reads_nothing_is_disconnected(serve_mount: Serve, path: str) -> None:
     pings = Frame(Opcode.PING, bytes(125)).serialize(mask=True) * 1_000
-    async with make_server(Deaf(), **{"limits.outbound_bytes": 65_536}) as server, dial(server) as raw:
+    async with serve_mount(Deaf(), **{"limits.outbound_bytes": 65_536}) as server, dial(server) as raw:
         raw.send(UPGRADED.replace(b"/shed/x", path.encode()))
         assert (await raw.response()).status == 101
         for _ in range(400):  # 50 MB, more than the system takes
@@ -145,16 +126,16 @@ def test_the_path_of_a_request(target: str, path: str) -> None:
     assert path_of(target) == path
 
 
-async def test_a_target_that_is_none_is_not_found(make_server: MakeServer) -> None:
-    async with make_server(Deaf()) as server, dial(server) as raw:
+async def test_a_target_that_is_none_is_not_found(serve_mount: Serve) -> None:
+    async with serve_mount(Deaf()) as server, dial(server) as raw:
         assert (await get(server, "//[")).status == 404
         assert (await get(server, "//x/shed/x")).status == 404
         raw.send(UPGRADED.replace(b"/shed/x", b"//["))
         assert (await raw.response()).status == 404
 
 
-async def test_an_answer_without_content_has_no_length_either(make_server: MakeServer) -> None:
-    async with make_server(Deaf()) as server, dial(server) as raw:
+async def test_an_answer_without_content_has_no_length_either(serve_mount: Serve) -> None:
+    async with serve_mount(Deaf()) as server, dial(server) as raw:
         answer = await raw.get("/shed/nothing")
         assert (answer.status, "content-length" in answer.headers) == (204, False)
         assert (await raw.get("/healthz")).status == 200

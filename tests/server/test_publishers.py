@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from foreign_client import Serve, bearer, connect
+from foreign_client import Make, Serve, bearer, connect
 
-from headwater import ManualClock
-from headwater.server.auth import Scopes, TokenFile
 from headwater.server.connection import Connection
 
 
@@ -59,10 +57,8 @@ async def test_names_and_numbers_have_their_limits(serve: Serve) -> None:
         assert (await client.call("rpc.last_seq")) == {"sequence_id": 0}
 
 
-async def test_no_label_and_name_make_the_name_of_another_tokens_publisher(
-    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock
-) -> None:
-    mine, other = (tokens.create(label, Scopes(publish=(">",)), now_ms=clock.now_ms()) for label in ("a/b", "a"))
+async def test_no_label_and_name_make_the_name_of_another_tokens_publisher(serve_tokens: Serve, make: Make) -> None:
+    mine, other = (make(label, publish=[">"]) for label in ("a/b", "a"))
     async with (
         serve_tokens() as server,
         connect(server, **bearer(mine)) as client,

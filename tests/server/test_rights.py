@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from foreign_client import PATIENCE_S, Client, Refused, Serve, bearer, connect, turn
+from foreign_client import PATIENCE_S, Client, Make, Refused, Serve, bearer, connect, turn
 from rights_table import BLOCK, DOCS, rights_table
 from websockets.exceptions import InvalidStatus
 
@@ -30,19 +29,6 @@ ALONE: dict[str, Scopes] = {
     "admin": Scopes(admin=True),
 }
 UNAUTHORIZED = -32000
-
-Make = Callable[..., str]
-
-
-@pytest.fixture
-def make(tokens: TokenFile, clock: ManualClock) -> Make:
-    """`make("label", read=[…])`: a token."""
-
-    def create(label: str, scopes: Scopes | None = None, **given: Any) -> str:
-        return tokens.create(label, scopes or Scopes(**given), now_ms=clock.now_ms())
-
-    return create
-
 
 # --- by construction --------------------------------------------------------------------------------------------------
 

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from foreign_client import Serve, bearer, connect
+from foreign_client import Make, Serve, bearer, connect
 
-from headwater import ManualClock
 from headwater.broker import engine
 from headwater.broker.background import FairThreadPool
-from headwater.server.auth import Scopes, TokenFile
+from headwater.server.auth import Scopes
 from headwater.server.registry import CallContext, Middleware, Outcome
 
 MANY = 30
@@ -47,12 +46,12 @@ def thread_held(lanes: FairThreadPool) -> Iterator[None]:
 
 @pytest.mark.parametrize("lane", CALLS)
 async def test_one_call_of_a_token_does_not_wait_for_the_many_of_another(
-    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, lane: str, monkeypatch: pytest.MonkeyPatch
+    serve_tokens: Serve, make: Make, lane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "READERS_MAX", 1)  # as the others have: works end in the order of their turns
     method, params = CALLS[lane]
     scopes = Scopes(read=["a.>"], consume=["*"])
-    greedy, modest = (tokens.create(label, scopes, now_ms=clock.now_ms()) for label in ("greedy", "modest"))
+    greedy, modest = (make(label, scopes) for label in ("greedy", "modest"))
     server, finished = serve_tokens(), Finished()
     async with (
         server,
