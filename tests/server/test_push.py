@@ -50,33 +50,6 @@ async def test_a_client_that_never_sent_hello_gets_one_notification_a_frame(serv
 # --- settling ---------------------------------------------------------------------------------------------------------
 
 
-async def test_what_failed_comes_back_and_delays_no_other(serve: Serve) -> None:
-    async with serve() as server, connect(server) as client:
-        await client.publish_many("a", 6)
-        await client.subscribe("s", "a", **QUIET)
-        await client.deliveries(6)
-        await client.call("rpc.nack", {"subscription_id": "s", "sequence_id": 5, "delay": 0, "reason": "not yet"})
-        again = await client.delivery()
-        assert (again["sequence_id"], again["attempt"], again["data"]) == (5, 2, 4)
-        await client.ack("s", 6)
-        await client.release("s")
-        assert (await client.subscribe("s", "a", **QUIET))["resumed_from_sequence"] == 0
-        assert await client.delivered_seqs(5) == [1, 2, 3, 4, 5]  # acking 6 did not skip what came before it
-
-
-async def test_a_delay_of_a_nack_is_waited_for(serve: Serve) -> None:
-    clock = ManualClock()
-    async with serve(clock=clock) as server, connect(server) as client:
-        await client.publish("a")
-        await client.subscribe("s", "a", **QUIET)
-        await client.delivery()
-        await client.call("rpc.nack", {"subscription_id": "s", "sequence_id": 1, "delay": 5})
-        clock.advance(4.999)
-        assert await client.has_nothing_to_read()
-        clock.advance(0.001)
-        assert (await client.delivery())["attempt"] == 2
-
-
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 async def test_what_is_not_acked_in_time_comes_back_unless_it_is_extended(serve: Serve, mode: str) -> None:
     clock = ManualClock()
@@ -137,25 +110,6 @@ async def test_what_a_client_had_when_it_vanished_comes_back_one_at_a_time(serve
                 client.vanish()
             await gone(server)
         await check_dead(server, "its consumer was gone")
-
-
-async def test_one_that_acks_every_fifth_makes_progress_after_a_kill(serve: Serve) -> None:
-    async with serve() as server:
-        async with connect(server) as client:
-            await client.publish_many("a", 50)
-            await client.subscribe("s", "a", max_in_flight=20)
-            for _ in range(20):
-                await client.delivery()
-            client.vanish()
-        await gone(server)
-        async with connect(server) as client:
-            await client.subscribe("s", "a", max_in_flight=20)
-            acked: set[int] = set()
-            while not acked >= {25, 30, 35, 40}:  # those that it had when it vanished come one by one among them
-                seq = (await client.delivery())["sequence_id"]
-                if seq % 5 == 0:
-                    await client.ack("s", seq)
-                    acked.add(seq)
 
 
 async def check_dead(server: Any, why: str) -> None:
@@ -221,19 +175,6 @@ async def test_what_retention_took_is_reported(serve: Serve) -> None:
         assert await client.has_nothing_to_read()  # once is enough
 
 
-async def test_a_gap_is_reported_to_connected_clients(serve: Serve) -> None:
-    async with serve() as server, connect(server) as client:
-        await client.publish_many("a", 6)
-        await client.subscribe("s", "a", max_in_flight=1)
-        assert await client.delivered_seqs(1) == [1]
-        await client.call("rpc.retain", {"topic": "a", "max_count": 2})
-        await client.call("rpc.maintenance.run")
-        await client.ack("s", 1)  # in flight, so it was spared
-        gap = await client.note("rpc.gap")
-        assert (gap["from"], gap["to"], gap["count"]) == (2, 4, 3)
-        assert await client.delivered_seqs(1) == [5]
-
-
 # --- modes and filters ------------------------------------------------------------------------------------------------
 
 
@@ -293,18 +234,6 @@ async def test_another_takes_over_what_a_vanished_worker_shared(serve: Serve) ->
             delivery = await stays.delivery()
             assert (delivery["sequence_id"], delivery["attempt"]) == (seq, 2)
             await stays.ack("s", seq)
-
-
-async def test_an_ephemeral_subscription_keeps_nothing(serve: Serve) -> None:
-    async with serve() as server, connect(server) as client:
-        await client.publish("a", "before")
-        await client.subscribe("s", "a", mode="ephemeral")
-        await client.publish("a", "after")
-        delivery = await client.delivery()
-        assert (delivery["data"], delivery["attempt"]) == ("after", 1)
-        await client.ack("s", delivery["sequence_id"])
-        await client.release("s")
-        assert await client.call("rpc.subscriptions") == []
 
 
 @pytest.mark.parametrize(
