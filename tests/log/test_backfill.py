@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from fetched import everything
 
 from headwater import Log, ManualClock
 from headwater.errors import InvalidOptionError
@@ -17,11 +18,6 @@ YEAR = timedelta(days=365)
 
 def now_of(clock: ManualClock) -> datetime:
     return datetime_of(clock.now_ms())
-
-
-def everything(log: Log, **options: Any) -> list[Any]:
-    with log.subscribe("look", ">", mode="ephemeral", **{"start": "first", **options}) as look:
-        return look.fetch(10_000)
 
 
 def test_a_message_has_the_time_it_was_given(log: Log, clock: ManualClock) -> None:

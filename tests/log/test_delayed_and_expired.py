@@ -4,19 +4,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from fetched import seqs
+from fetched import drain_seqs, seqs
 
 from headwater import Log, ManualClock
 from headwater.errors import InvalidOptionError
-
-
-def drain(subscription: Any) -> list[int]:
-    received = []
-    while found := subscription.fetch():
-        received += seqs(found)
-        subscription.ack_many(found)
-    return received
-
 
 # --- delayed ------------------------------------------------------------------------------------------------------
 
@@ -35,20 +26,20 @@ def test_a_delayed_message_comes_when_it_is_time(log: Log, mode: Any, clock: Man
 def test_others_go_ahead_of_a_delayed_one(log: Log, mode: Any, clock: ManualClock) -> None:
     log.publish_many([("a", 1), ("a", 2, {"delay": 10}), ("a", 3)])
     subscription = log.subscribe("s", "a", mode=mode)
-    assert drain(subscription) == [1, 3]
+    assert drain_seqs(subscription) == [1, 3]
     log.publish("a", 4)
-    assert drain(subscription) == [4]
+    assert drain_seqs(subscription) == [4]
     clock.advance(10)
-    assert drain(subscription) == [2]
+    assert drain_seqs(subscription) == [2]
     assert log.subscription("s").lag == 0
 
 
 def test_delayed_ones_come_in_the_order_of_their_seq_when_due_together(log: Log, mode: Any, clock: ManualClock) -> None:
     log.publish_many([("a", n, {"delay": 10 - n}) for n in range(5)])
     subscription = log.subscribe("s", "a", mode=mode)
-    assert drain(subscription) == []
+    assert drain_seqs(subscription) == []
     clock.advance(10)
-    assert drain(subscription) == [1, 2, 3, 4, 5]
+    assert drain_seqs(subscription) == [1, 2, 3, 4, 5]
 
 
 def test_a_delay_that_is_over_before_the_first_fetch_has_no_effect(log: Log, mode: Any, clock: ManualClock) -> None:
@@ -92,7 +83,7 @@ def test_a_delayed_message_that_was_acked_stays_acked_after_a_crash(open_log: An
     [delayed] = before.fetch()
     delayed.ack()
     clock.advance(60)
-    assert sorted(drain(open_log().subscribe("s", "a"))) == [1, 3]
+    assert sorted(drain_seqs(open_log().subscribe("s", "a"))) == [1, 3]
 
 
 # --- expired ------------------------------------------------------------------------------------------------------
@@ -127,7 +118,7 @@ def test_an_expired_message_may_be_left_out_quietly(log: Log, mode: Any, clock: 
     log.publish_many([("a", "stale", {"ttl": 1}), ("a", "fresh")])
     clock.advance(1)
     subscription = log.subscribe("s", "a", mode=mode, dead_letter_expired=False)
-    assert drain(subscription) == [2]
+    assert drain_seqs(subscription) == [2]
     assert log.dead_letters.list() == []
     assert log.subscription("s").lag == 0
 
@@ -165,7 +156,7 @@ def test_an_expired_message_is_dead_lettered_once_even_over_a_crash(open_log: An
     vanished.subscribe("s", "a", lease=10).fetch()
     clock.advance(60)
     log = open_log()
-    assert sorted(drain(log.subscribe("s", "a"))) == [1, 3]
+    assert sorted(drain_seqs(log.subscribe("s", "a"))) == [1, 3]
     assert [letter.message.seq for letter in log.dead_letters.list()] == [2]
 
 

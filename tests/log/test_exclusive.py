@@ -5,7 +5,7 @@ import socket
 from typing import Any
 
 import pytest
-from fetched import seqs
+from fetched import drain, seqs
 
 import headwater
 from headwater import Log, ManualClock
@@ -89,11 +89,7 @@ def test_a_vanished_holder_is_replaced_when_its_lease_runs_out(open_log: Any, cl
         successor.subscribe("s", "a", lease=10)
     clock.advance(0.001)
     after = successor.subscribe("s", "a", lease=10)
-    received: list[tuple[int, int]] = []
-    while found := after.fetch():
-        received += [(message.seq, message.attempt) for message in found]
-        after.ack_many(found)
-    assert received == [(4, 1), (1, 2), (3, 2)], "what was acked stays acked, what was in flight comes again"
+    assert drain(after) == [(4, 1), (1, 2), (3, 2)], "what was acked stays acked, what was in flight comes again"
 
 
 def test_the_late_holder_is_refused_in_everything(open_log: Any, clock: ManualClock) -> None:
@@ -181,9 +177,5 @@ def test_hundreds_left_in_flight_come_again_each_once(open_log: Any, clock: Manu
     clock.advance(LEASE_MS / 1000)
     log = open_log()
     subscription = log.subscribe("s", "a", lease=10)
-    received: list[tuple[int, int]] = []
-    while found := subscription.fetch():
-        received += [(message.seq, message.attempt) for message in found]
-        subscription.ack_many(found)
-    assert sorted(received) == [(seq, 2) for seq in range(3, 251, 3)] + [(seq, 1) for seq in range(251, 301)]
+    assert sorted(drain(subscription)) == [(seq, 2) for seq in range(3, 251, 3)] + [(seq, 1) for seq in range(251, 301)]
     assert log.subscription("s").lag == 0

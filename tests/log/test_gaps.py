@@ -4,6 +4,7 @@ import traceback
 from typing import Any
 
 import pytest
+from fetched import everything, seqs
 
 from headwater import Gap, Log, ManualClock
 
@@ -20,7 +21,7 @@ def reported_gaps(subscription: Any) -> list[tuple[int, int, int]]:
 
 
 def left(log: Log) -> list[int]:
-    return [message.seq for message in log.subscribe("look", ">", mode="ephemeral", start="first").fetch(10_000)]
+    return seqs(everything(log))
 
 
 def test_what_was_not_delivered_yet_is_reported_as_a_gap(log: Log, mode: Any, clock: ManualClock) -> None:

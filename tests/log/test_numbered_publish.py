@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from fetched import everything
 from full_disk import full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,8 +48,7 @@ def receipts(log: Any, publisher: str) -> list[Receipt]:
 
 
 def stored(log: Log) -> list[Any]:
-    tail = log.subscribe("look", ">", mode="ephemeral", start="first")
-    return [message.data for message in tail.fetch(10_000)]
+    return [message.data for message in everything(log)]
 
 
 # --- sent again ---------------------------------------------------------------------------------------------------

@@ -6,15 +6,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from fetched import everything
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headwater import Log, ManualClock
-
-
-def fetch_all(log: Log, pattern: str = ">", **options: Any) -> list[Any]:
-    """Everything, read without leaving a trace."""
-    return log.subscribe("look", pattern, mode="ephemeral", start="first", **options).fetch(10_000)
 
 
 def test_seqs_count_up_across_topics(log: Log) -> None:
@@ -34,7 +30,7 @@ def test_an_empty_log_has_no_last_seq(log: Log) -> None:
 )
 def test_data_comes_back_as_it_went_in(log: Log, data: Any) -> None:
     log.publish("a", data)
-    [message] = fetch_all(log)
+    [message] = everything(log)
     assert message.data == data
     assert type(message.data) is type(data)
 
@@ -67,12 +63,12 @@ def test_a_dataclass_is_published_as_its_fields(log: Log) -> None:
         lines: list[str]
 
     log.publish("a", Order(7, ["x"]))
-    assert fetch_all(log)[0].data == {"number": 7, "lines": ["x"]}
+    assert everything(log)[0].data == {"number": 7, "lines": ["x"]}
 
 
 def test_a_message_without_an_id_gets_a_uuid_of_version_7(log: Log, clock: ManualClock) -> None:
     log.publish_many([("a", 1), ("a", 2)])
-    ids = [uuid.UUID(message.id) for message in fetch_all(log)]
+    ids = [uuid.UUID(message.id) for message in everything(log)]
     assert len(set(ids)) == 2
     assert [found.version for found in ids] == [7, 7]
     assert [found.int >> 80 for found in ids] == [clock.now_ms()] * 2
@@ -91,7 +87,7 @@ def test_all_that_was_reported_about_a_message_is_kept(log: Log, clock: ManualCl
         "priority": 7,
     }
     log.publish("orders.new", {"n": 1}, id="order-1", headers={"tenant": "acme", "retry": {"n": [1]}}, ttl=60, **named)
-    [message] = fetch_all(log)
+    [message] = everything(log)
     assert {name: getattr(message.message, name) for name in named} == named
     assert message.id == "order-1"
     assert message.headers == {"tenant": "acme", "retry": {"n": [1]}}
@@ -106,7 +102,7 @@ def test_times_may_be_given_as_moments_or_spans(log: Log, clock: ManualClock) ->
     log.publish("a", 1, deliver_at=now + timedelta(seconds=5), expires_at=now + timedelta(seconds=9))
     log.publish("a", 2, delay=timedelta(seconds=5), ttl=9)
     log.publish("a", 3, deliver_at=now.timestamp() + 5, expires_at=now.timestamp() + 9)
-    assert {(m.message.deliver_ms, m.message.expires_ms) for m in fetch_all(log)} == {
+    assert {(m.message.deliver_ms, m.message.expires_ms) for m in everything(log)} == {
         (clock.now_ms() + 5_000, clock.now_ms() + 9_000)
     }
 
@@ -120,7 +116,7 @@ def test_publish_many_takes_tuples_and_mappings(log: Log) -> None:
         ]
     )
     assert seqs == [1, 2, 3]
-    assert [(m.topic, m.data, m.priority, m.from_, m.headers) for m in fetch_all(log)] == [
+    assert [(m.topic, m.data, m.priority, m.from_, m.headers) for m in everything(log)] == [
         ("a", 1, 0, None, {}),
         ("b", 2, 5, "x", {}),
         ("c", 3, 0, "y", {"h": 1}),
@@ -134,7 +130,7 @@ def test_publish_many_of_nothing_is_nothing(log: Log) -> None:
 
 def test_publish_many_takes_any_iterable(log: Log) -> None:
     assert log.publish_many(("a", number) for number in range(500)) == list(range(1, 501))
-    assert [message.data for message in fetch_all(log)] == list(range(500))
+    assert [message.data for message in everything(log)] == list(range(500))
 
 
 # --- idempotent publish: what the store must do about ids is in tests/stores/test_contract_messages.py -------------
@@ -144,7 +140,7 @@ def test_the_same_id_is_stored_once_and_gets_the_first_seq(log: Log) -> None:
     assert log.publish("a", "first", id="x") == 1
     assert log.publish("a", "other", id="y") == 2
     assert log.publish("a", "second", id="x") == 1
-    assert [message.data for message in fetch_all(log)] == ["first", "other"]
+    assert [message.data for message in everything(log)] == ["first", "other"]
     assert log.publish("a", None) == 3, "a repeat takes no seq"
 
 
@@ -180,8 +176,8 @@ def test_maintenance_forgets_ids_outside_the_window_only(open_log: Any, clock: M
 def test_ids_and_seqs_survive_reopening(open_log: Any) -> None:
     with open_log() as log:
         log.publish("a", 1, id="x")
-        first = [message.id for message in fetch_all(log)]
+        first = [message.id for message in everything(log)]
     with open_log() as log:
         assert log.publish("a", 2, id="x") == 1
         assert log.publish("a", 3) == 2
-        assert [message.id for message in fetch_all(log)][:1] == first
+        assert [message.id for message in everything(log)][:1] == first

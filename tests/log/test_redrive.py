@@ -199,12 +199,6 @@ def test_redriving_to_a_bad_topic_keeps_the_letters(log: Log, mode: Any) -> None
     assert log.last_seq() == 2
 
 
-def test_a_waiting_consumer_is_woken_by_a_redrive(log: Log, mode: Any) -> None:
-    subscription = dead(log, mode)
-    log.dead_letters.redrive()
-    assert [message.data for message in subscription.fetch(timeout=30)] == [1]
-
-
 def test_statistics_know_what_is_redriving(log: Log, mode: Any) -> None:
     dead(log, mode, count=3)
     log.dead_letters.redrive(ids=[1, 2])

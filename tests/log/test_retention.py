@@ -4,13 +4,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from fetched import everything, seqs
 
 from headwater import Log, ManualClock
 from headwater.errors import InvalidInputError, InvalidOptionError, InvalidPatternError
 
 
 def left(log: Log) -> list[int]:
-    return [message.seq for message in log.subscribe("look", ">", mode="ephemeral", start="first").fetch(10_000)]
+    return seqs(everything(log))
 
 
 def test_by_count(log: Log) -> None:

@@ -6,14 +6,10 @@ from typing import Any
 
 import pytest
 from eventually import eventually
+from fetched import attempts
 
 from headwater import Log, ManualClock
 from headwater.errors import InvalidOptionError, LeaseLostError
-
-
-def attempts(messages: Any) -> list[tuple[int, int]]:
-    return [(message.seq, message.attempt) for message in messages]
-
 
 # --- nack ---------------------------------------------------------------------------------------------------------
 

@@ -4,19 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fetched import seqs
+from fetched import drain_seqs, seqs
 
-from headwater import Log, ManualClock, Subscription
+from headwater import Log, ManualClock
 from headwater.errors import InvalidStateError, LeaseLostError, NotDeliveredError
-
-
-def drain(subscription: Subscription) -> list[int]:
-    """Everything deliverable now, acked."""
-    received = []
-    while found := subscription.fetch():
-        received += seqs(found)
-        subscription.ack_many(found)
-    return received
 
 
 def test_acks_may_come_in_any_order(log: Log, mode: Any) -> None:
@@ -26,7 +17,7 @@ def test_acks_may_come_in_any_order(log: Log, mode: Any) -> None:
         for seq in (4, 2, 6, 1):
             messages[seq].ack()
         assert log.subscription("s").lag == 2
-    assert sorted(drain(log.subscribe("s", "a", mode=mode))) == [3, 5]
+    assert sorted(drain_seqs(log.subscribe("s", "a", mode=mode))) == [3, 5]
 
 
 def test_failing_5_and_acking_6_keeps_5(log: Log, mode: Any, clock: ManualClock) -> None:
@@ -47,7 +38,7 @@ def test_failing_5_and_acking_6_keeps_5_in_the_next_life(log: Log, mode: Any) ->
     with log.subscribe("s", "a", mode=mode) as subscription:
         messages = subscription.fetch()
         subscription.ack_many([*messages[:4], messages[5]])
-    assert drain(log.subscribe("s", "a", mode=mode)) == [5]
+    assert drain_seqs(log.subscribe("s", "a", mode=mode)) == [5]
 
 
 def test_acking_what_was_never_delivered_is_an_error_not_a_jump(log: Log, mode: Any) -> None:
@@ -196,7 +187,7 @@ def test_a_big_batch_is_settled_in_any_mix(log: Log, mode: Any) -> None:
         message.nack(0)
     info = log.subscription("s")
     assert (info.lag, info.acked, info.waiting) == (250, 250, 10)
-    assert drain(subscription) == [message.seq for message in messages[1::50]]
+    assert drain_seqs(subscription) == [message.seq for message in messages[1::50]]
 
 
 def test_unconfirmed_acks_are_done_when_the_subscription_is_closed(log: Log, mode: Any) -> None:
@@ -216,7 +207,7 @@ def test_ack_many_need_not_be_waited_for_either(log: Log, mode: Any) -> None:
         subscription.ack_many(most, confirm=False)
         assert [message.settled for message in (*most, last)] == [True] * 5 + [False]
     assert log.subscription("s").acked == 5
-    assert drain(log.subscribe("s", "a", mode=mode)) == [6]
+    assert drain_seqs(log.subscribe("s", "a", mode=mode)) == [6]
 
 
 def test_a_second_ack_after_an_unconfirmed_one_is_quiet(log: Log, mode: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -245,7 +236,7 @@ def test_an_unconfirmed_ack_that_comes_too_late_is_logged(
     [output] = [record for record in caplog.records if "too late to ack" in record.getMessage()]
     assert (output.levelname, output.getMessage()) == ("WARNING", "subscription s was too late to ack [1]")
     assert log.subscription("s").acked == 1
-    assert drain(log.subscribe("s", "a", mode=mode)) == [1]
+    assert drain_seqs(log.subscribe("s", "a", mode=mode)) == [1]
 
 
 def test_many_threads_ack_on_one_subscription_without_waiting(log: Log, mode: Any) -> None:

@@ -5,7 +5,7 @@ import threading
 from typing import Any
 
 import pytest
-from fetched import seqs
+from fetched import drain, seqs
 
 from headwater import Log, ManualClock, Subscription
 from headwater.errors import LeaseLostError
@@ -137,11 +137,7 @@ def test_consumers_survive_each_other_over_a_reopen(open_log: Any, clock: Manual
     subscription = open_log().subscribe("s", "a", mode="shared", ack_wait=5)
     assert seqs(subscription.fetch()) == [3, 4]
     clock.advance(5)
-    received = []
-    while found := subscription.fetch():
-        received += [(message.seq, message.attempt) for message in found]
-        subscription.ack_many(found)
-    assert received == [(2, 2), (3, 2), (4, 2)]
+    assert drain(subscription) == [(2, 2), (3, 2), (4, 2)]
 
 
 def test_a_consumer_behind_a_server_has_the_name_that_its_client_chose(open_log: Any) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from fetched import attempts
 
 from headwater import Log, Subscription
 from headwater.broker.flow import run_blocking
@@ -15,14 +16,10 @@ def close(subscription: Subscription, *, vanished: bool) -> None:
     run_blocking(subscriber.close(vanished=vanished))
 
 
-def pairs(messages: Any) -> list[tuple[int, int]]:
-    return [(message.seq, message.attempt) for message in messages]
-
-
 def drained(subscription: Subscription) -> list[list[tuple[int, int]]]:
     received = []
     while found := subscription.fetch():
-        received.append(pairs(found))
+        received.append(attempts(found))
         assert subscription.fetch() == [], "not before the suspect is settled"
         subscription.ack_many(found)
     return received
@@ -43,7 +40,7 @@ def test_what_is_closed_politely_comes_back_together(log: Log, mode: Any) -> Non
     before = log.subscribe("s", "a", mode=mode)
     before.fetch(3)[1].ack()
     close(before, vanished=False)
-    assert pairs(log.subscribe("s", "a", mode=mode).fetch()) == [(1, 2), (3, 2)]
+    assert attempts(log.subscribe("s", "a", mode=mode).fetch()) == [(1, 2), (3, 2)]
 
 
 def test_retries_too(log: Log, mode: Any) -> None:
@@ -51,7 +48,7 @@ def test_retries_too(log: Log, mode: Any) -> None:
     before = log.subscribe("s", "a", mode=mode)
     for message in before.fetch():
         message.nack(0)
-    assert pairs(before.fetch()) == [(1, 2), (2, 2)]
+    assert attempts(before.fetch()) == [(1, 2), (2, 2)]
     close(before, vanished=True)
     after = log.subscribe("s", "a", mode=mode)
     assert drained(after) == [[(1, 3)], [(2, 3)]]
@@ -74,7 +71,7 @@ def test_a_waiting_consumer_gets_it_at_once(log: Log) -> None:
     one.fetch()
     assert two.fetch() == []
     close(one, vanished=True)
-    assert pairs(two.fetch()) == [(1, 2)]
+    assert attempts(two.fetch()) == [(1, 2)]
 
 
 def test_it_is_closed_once(log: Log, mode: Any) -> None:
