@@ -24,6 +24,7 @@ from headwater.arguments import check_whole
 from headwater.broker.consumer import Consumer
 from headwater.broker.deliveries import Claimed, Failure
 from headwater.broker.flow import run_blocking
+from headwater.broker.handlers import PASSING_ERRORS
 from headwater.broker.logger import logger
 from headwater.broker.subscribe import (
     IN_FLIGHT_MAX,
@@ -58,9 +59,7 @@ from headwater.errors import (
     InvalidStateError,
     LeaseLostError,
     NotDeliveredError,
-    OverloadedError,
     RemoteError,
-    RequestTimeoutError,
     StoreError,
     SubscriptionActiveError,
     TransportError,
@@ -87,12 +86,7 @@ EXTENSIONS_PER_ACK_WAIT = 3
 SUSPECTS_MAX = 1_000
 LOG_RETRY_S = 1.0
 
-_LOG_IS_AWAY = (
-    StoreError,
-    RequestTimeoutError,
-    OverloadedError,
-    UnreachableError,
-)  # transient, and nothing is lost meanwhile
+_LOG_IS_AWAY = (*PASSING_ERRORS, UnreachableError)  # nothing is lost meanwhile
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "")
 _PORTS = {"ws": 80, "wss": 443, "postgres": 5432}
 
