@@ -80,7 +80,8 @@ class TransactionHooks(list[Callable[[], None]]):
         self.timed: dict[tuple[str, str], list[Any]] = {}
 
     def after_commit(self) -> None:
-        """The commit stands and must be reported: a callback that fails is logged, and the others run."""
+        """Call what follows the commit. It stands and must be reported: a callback that fails is logged, and the others
+        run."""
         for step in self.then:
             try:
                 step()
@@ -474,9 +475,9 @@ class Committer:
 def _wake_readers(
     wakeups: Wakeups, drafts: Sequence[Draft], seqs: Sequence[int], writer: Writer, hooks: TransactionHooks
 ) -> None:
-    """For a consumer that has begun to wait while they were stored at once. The writer thread does it: a signal handler
-    may have interrupted the holder of the wake-ups' lock. All are woken, and look: without the lock, `last_known` may
-    have been set below what was published meanwhile on other topics."""
+    """Wake all readers, for a consumer that has begun to wait while these messages were stored at once. The writer
+    thread does it: a signal handler may have interrupted the holder of the wake-ups' lock. All look, because without
+    the lock `last_known` may have been set below what was published meanwhile on other topics."""
     hooks.note_published(drafts, seqs)
     hooks.then.append(wakeups.wake_all)
 

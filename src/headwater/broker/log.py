@@ -111,7 +111,7 @@ class LocalLog:
         return engine.committer.publish(draft)
 
     def publish_many(self, messages: Iterable[Outgoing]) -> Completion[list[int]]:
-        """All or none, in one transaction."""
+        """Publish all or none, in one transaction."""
         engine = self.engine
         engine.check_usable()
         drafts = make_drafts(messages, engine.clock.now_ms())
@@ -266,7 +266,7 @@ class LocalLog:
         return history.take_sample(self.engine)
 
     def record_history(self) -> None:
-        """From now on take samples of the figures, as a server does."""
+        """Take samples of the figures from now on, as a server does."""
         self._sampling = PeriodicTask("headwater-history", self._take_sample, lambda: history.SAMPLE_S, at_once=True)
 
     def _take_sample(self) -> None:

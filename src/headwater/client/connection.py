@@ -95,7 +95,7 @@ class Connection:
     # --- keeping the connection -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """On the loop."""
+        """Start connecting, on the loop."""
         self._thread = threading.get_ident()
         self._closing = asyncio.Event()
         self._supervisor = self.loop.create_task(self._supervise())
@@ -232,7 +232,7 @@ class Connection:
         complete([(request.completion, None, error) for request in requests])
 
     def refuse_waiting(self, consumer: Resumable, error: Exception) -> None:
-        """From any thread: calls of a consumer that were not sent yet fail."""
+        """Fail the calls of a consumer that were not sent yet; from any thread."""
         unsent = [*self._waiting.copy(), *self._inbox.copy()]
         complete([(request.completion, None, error) for request in unsent if request.consumer is consumer])
 
@@ -312,7 +312,7 @@ class Connection:
         self._unanswered[id] = request
 
     def notify(self, method: str, params: Any) -> None:
-        """On the loop; lost if there is no connection."""
+        """Send a notification, on the loop; it is lost if there is no connection."""
         if self._transport is not None:
             self._session.notify(method, params)
 

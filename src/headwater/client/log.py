@@ -357,7 +357,7 @@ class RemoteDeadLetters:
         self._ask = ask
 
     def find(self, after: int = 0, limit: int = 100, **given: Unpack[LetterFilter]) -> Flow[list[DeadLetter]]:
-        """In pages that fit into an answer."""
+        """Find dead letters, in pages that fit into an answer."""
         found: list[DeadLetter] = []
         while len(found) < limit:
             most = min(limit - len(found), DEAD_LETTERS_PER_CALL)
@@ -450,7 +450,7 @@ async def open_on_this_loop(connection: Connection, clock: Clock) -> RemoteLog:
 
 
 def open_on_a_thread(make_connection: Callable[[asyncio.AbstractEventLoop], Connection], clock: Clock) -> RemoteLog:
-    """For synchronous code: with an event loop on a thread of its own."""
+    """Open a log for synchronous code, with an event loop on a thread of its own."""
     loop = asyncio.new_event_loop()
     connection = make_connection(loop)
     thread = threading.Thread(target=_run_loop, args=(loop, connection), name="headwater-connection", daemon=True)
