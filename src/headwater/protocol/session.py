@@ -247,7 +247,7 @@ class Session:
         raise frame_too_long(self.frame_bytes_max)
 
     def queue_answers(self, texts: list[bytes]) -> None:
-        """For exchanges: whole texts, sent as they are."""
+        """Queue the answers of an exchange: whole texts, sent as they are."""
         if texts:
             was_idle = not (self._answers or self._packer.runs)
             self._answers.extend(texts)
@@ -324,7 +324,8 @@ class Session:
 
 
 def _may_be_deep(text: bytes) -> bool:
-    """It goes in a frame of its own: if the other end cannot read it, what is beside it would be lost too."""
+    """Whether a text may be nested deeply; it goes in a frame of its own: if the other end cannot read it, what is
+    beside it would be lost too."""
     return len(text) > 2 * DEPTH_MIN and text.count(b"[") + text.count(b"{") > DEPTH_MIN
 
 

@@ -283,7 +283,7 @@ class PushSubscription(Subscription):
             await asyncio.to_thread(watcher.stop)
 
     def push_soon(self) -> None:
-        """Without waiting for the timers; with `coordinate`, at the next turn. Call it on the event loop."""
+        """Push without waiting for the timers; with `coordinate`, at the next turn. Call it on the event loop."""
         self._schedule.want_push(_now_ms())
         self._wake.set()
 
@@ -542,7 +542,7 @@ class Reporter:
             self._sending = asyncio.create_task(self._send())
 
     async def _send(self) -> None:
-        """Until none is left that was not tried."""
+        """Send reports until none is left that was not tried."""
         tried = None
         while self._pending is not tried:
             tried = self._pending

@@ -55,7 +55,7 @@ class LiveHub:
         return sum(map(len, self._subscriptions.values()))
 
     def add_all(self, connection: Connection, patterns: list[Pattern]) -> None:
-        """All or none. When this returns, messages published from now on are delivered."""
+        """Add all subscriptions or none. When this returns, messages published from now on are delivered."""
         if connection.is_gone:
             return
         own = self._subscriptions.setdefault(connection, {})
@@ -84,7 +84,8 @@ class LiveHub:
         return [subscription.pattern for subscription in self._subscriptions.get(connection, {}).values()]
 
     def _follow(self, after: int) -> None:
-        """From there on, but from no message that is older than JUST_BEFORE_MS; see `broker.live.LiveFeed`."""
+        """Follow the log from there on, but from no message that is older than JUST_BEFORE_MS; see
+        `broker.live.LiveFeed`."""
         if self._follower is None:
             since_ms = self._core.engine.clock.now_ms() - JUST_BEFORE_MS
             self._follower = asyncio.create_task(self._begin(after, since_ms), context=Context())  # of no source

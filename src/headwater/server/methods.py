@@ -507,7 +507,7 @@ def get_dead_letter(connection: Connection, params: rpc.DeadLetterId) -> Flow[An
 
 
 def _filter(connection: Connection, params: rpc.DeadLetterFilter) -> GroupFilter:
-    """Without a topic, the filter is for every topic."""
+    """The filter of the params; without a topic, it is for every topic."""
     names = ("ids", "subscription", "topic", "type", "reason", "error", "handler", "error_kind")
     for name in names:
         value = getattr(params, name)
