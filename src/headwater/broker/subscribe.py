@@ -274,7 +274,7 @@ def acquire(
 
 
 def _held_ms(engine: Engine, record: SubscriptionRecord, now_ms: int) -> int:
-    """For how long a live holder has its lease, unless it renews or releases it before."""
+    """How long a live holder has its lease, unless it renews or releases it before."""
     lease = record.lease
     return lease.until_ms - now_ms if lease.live(now_ms) and not engine.is_gone(lease.owner) else 0
 

@@ -222,7 +222,7 @@ def is_cut(sending: asyncio.Task[T]) -> bool:
 
 
 def shown_url(url: str) -> str:
-    """Of an endpoint, as the user named the replica or the server."""
+    """The url of an endpoint, as the user named the replica or the server."""
     named = re.sub(f"{PREFIX}((push|pull|subscribe|versions|replicas)(/|$))?", "/", url.partition("?")[0], count=1)
     return re.sub("^http", "ws", named).rstrip("/")
 

@@ -900,7 +900,8 @@ class SqlWriter(SqlReader):
         self._note_pruned(self._delete(seqs))
 
     def _note_pruned(self, seqs: Sequence[int]) -> None:
-        """Only the runs right beside are looked at, so that it costs the same however many there are."""
+        """Record deleted seqs as runs. Only the runs right beside are looked at, so that it costs the same however many
+        there are."""
         if not seqs:
             return
         runs = runs_of(seqs)
