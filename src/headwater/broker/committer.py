@@ -128,7 +128,7 @@ LOOP_S_MAX = 0.01  # a commit that took longer: the disk is slow
 SLOW_S = 0.25  # and for so long the thread commits
 
 
-class _Queued(msgspec.Struct, gc=False):
+class _Queued(msgspec.Struct):  # tracked by the garbage collector: the error of one that failed refers to it in a cycle
     completion: Completion[Any]
     work: Draft | list[Draft] | Work[Any]
     messages: int  # how many it writes
