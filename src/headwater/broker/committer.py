@@ -39,6 +39,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 import msgspec
 
+from headwater import processes
 from headwater.broker.flow import Completion, complete, finished
 from headwater.broker.logger import logger
 from headwater.broker.wakeups import Wakeups
@@ -129,7 +130,7 @@ LOOP_S_MAX = 0.01  # a commit that took longer: the disk is slow
 SLOW_S = 0.25  # and for so long the thread commits
 
 
-class _Queued(msgspec.Struct, gc=False):
+class _Queued(msgspec.Struct):  # tracked by the garbage collector: the error of one that failed refers to it in a cycle
     completion: Completion[Any]
     work: Draft | list[Draft] | Work[Any]
     messages: int  # how many it writes
@@ -177,6 +178,7 @@ class Committer:
         self._is_shared = False  # the thread's last group had several works
         self._keeps_real_time = type(clock) is SystemClock
         self._closing = self._ended = False
+        self._pid = processes.pid
         self._thread = threading.Thread(target=self._run, name="headwater-writer", daemon=True)
         self._thread.start()
 
@@ -256,6 +258,7 @@ class Committer:
         for draft in drafts:
             if draft.id is not None or draft.extras is not None:
                 return None
+        processes.refuse_forked(self._pid, self._store.name)
         seqs = self._store.publish_at_once(drafts)
         if seqs is not None and self._wakeups.note_stored(seqs):
             with contextlib.suppress(ClosedError):  # closed meanwhile, and the messages are stored
@@ -265,6 +268,7 @@ class Committer:
 
     def _ring(self) -> None:
         if self._work_queued.locked():
+            processes.refuse_forked(self._pid, self._store.name)
             try:  # noqa: SIM105 (`suppress` is a call, and every publish comes here)
                 self._work_queued.release()
             except RuntimeError:  # another thread rang at the same moment

@@ -142,20 +142,14 @@ class Engine:
     def refuse_closed(self) -> None:
         if self._closed:
             raise self._closed_error("the log is closed")
-        if self.forked:
-            raise ClosedError(
-                "the log was opened by the process that this one was forked from",
-                where=self.store.name,
-                next="Open it again in this process",
-            )
+        processes.refuse_forked(self._pid, self.store.name)
 
     def _closed_error(self, why: str) -> ClosedError:
         return ClosedError(why, where=self.store.name, next="Open it again")
 
     @property
     def forked(self) -> bool:
-        """A forked child has none of our threads, and must not touch the connections of its parent."""
-        return processes.pid != self._pid
+        return processes.is_forked(self._pid)
 
     def watch_with(self, make_notifier: Callable[[Callable[[], None]], Notifier]) -> None:
         """Set how the writes of other processes are noticed; the notifier starts when the first reader here waits."""

@@ -75,6 +75,8 @@ class Connection:
         self._inbox.append(request)
         if len(self._inbox) >= GATHER_MAX and threading.get_ident() == self._thread:
             self._drain_inbox()  # enough for a frame: the server begins while more gathers
+        elif not self._is_scheduled and self.forked:
+            self.refuse_stranded()
         elif not self._is_scheduled:
             self._is_scheduled = True
             here = threading.get_ident() == self._thread
@@ -393,8 +395,7 @@ class Connection:
 
     @property
     def forked(self) -> bool:
-        """A forked child has no thread that reads answers, and must not use its parent's socket."""
-        return processes.pid != self._pid
+        return processes.is_forked(self._pid)
 
     def refuse_closed(self) -> None:
         if self._is_closed or self.forked:
@@ -402,8 +403,7 @@ class Connection:
 
     def _closed(self) -> ClosedError:
         if self.forked:
-            why = "the log was opened by the process that this one was forked from"
-            return ClosedError(why, where=self.settings.url, next="Open it again in this process")
+            return processes.forked_error(self.settings.url)
         why = "the log is closed" if self._is_closed else "the event loop of the log is closed"
         return ClosedError(why, where=self.settings.url, next="Open it again")
 
