@@ -277,7 +277,7 @@ class Session:
             raise self._too_large(method, text)
         self._next_id = max(self._next_id, number + 1)
         self._unanswered.add(number)
-        self._queue([text], batch=not (alone or _may_be_deep(text)))
+        self._queue([text], batch=not (alone or may_be_deep(text)))
         return number
 
     def forget(self, id: int) -> None:
@@ -288,7 +288,7 @@ class Session:
         text = _encoded(method, params) + b"}"
         if len(text) > self.outgoing_bytes_max:
             raise self._too_large(method, text)
-        self._queue([text], batch=not (alone or _may_be_deep(text)))
+        self._queue([text], batch=not (alone or may_be_deep(text)))
 
     def notify_many(self, notices: Sequence[Notice], *, batch: bool) -> None:
         """Many notifications at once: in arrays, or each in a frame of its own for clients that read no batches."""
@@ -329,14 +329,14 @@ class Session:
         return texts
 
 
-def _may_be_deep(text: bytes) -> bool:
-    """It goes in a frame of its own: if the other end cannot read it, what is beside it would be lost too."""
+def may_be_deep(text: bytes) -> bool:
+    """Such a call goes in a frame of its own: if the other end cannot read it, what is beside it would be lost too."""
     return len(text) > 2 * DEPTH_MIN and text.count(b"[") + text.count(b"{") > DEPTH_MIN
 
 
 def _is_deep(text: bytes) -> bool:
     """Exactly: clients expect one array for a batch, so a long flat answer must not split it."""
-    if not _may_be_deep(text):
+    if not may_be_deep(text):
         return False
     steps = array("b", _STRINGS.sub(b"", text).translate(_STEPS, _NO_BRACKETS))
     return max(accumulate(steps), default=0) > DEPTH_MIN
