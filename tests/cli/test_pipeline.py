@@ -392,8 +392,8 @@ def test_times_are_reported_in_utc():
 
 @pytest.mark.timeout(STORY_S_MAX * 2)
 def test_a_query_as_a_newcomer_makes_it(path: Path, log: headwater.Log, tmp_path: Path):
-    """The command starts Spark, and ends it; its output is not for the terminal. The demo calls the other commands that
-    need Spark, and tests/pipeline calls them all in its own process."""
+    """The command starts Spark, and ends it; its output is not for the terminal. The tutorial runs the other commands
+    that need Spark, and tests/pipeline calls them all in its own process."""
     fill_lake(str(tmp_path / "lake"), path)
     query = "select toppic from bronze_messages"
     asked = subprocess.run(
