@@ -205,8 +205,8 @@ def test_a_subscription_that_is_not_there_is_looked_for_in_the_list(run: Any, lo
                 "concurrency; 1 by default.",
             ],
         ),
-        (["subscriptions", "ls"], ["dead and gaps count since", "a redrive does not lower them"]),
-        (["lag"], ["in flight are delivered and not acked", "wait for their next attempt", "oldest is the age"]),
+        (["subscriptions", "ls"], ["dead and gaps count from the creation", "a redrive does not lower them"]),
+        (["lag"], ["in flight of these, delivered and not settled", "due for another attempt later", "oldest the age"]),
     ],
     ids=["headwater", "worker", "subscriptions", "lag"],
 )

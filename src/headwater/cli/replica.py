@@ -66,7 +66,7 @@ class _ListsDirectory(ListsByDefault):
 
 replica = Group(
     cls=_ListsDirectory,
-    help="Replicas: databases that a server keeps by pages, with their versions.\n\n"
+    help="Replicas: SQLite databases that a server keeps, with their versions.\n\n"
     "[dim]List:[/]  headwater replica ls events.db-replicas",
 )
 key_commands = Group(
@@ -235,7 +235,7 @@ def list_replicas(
         str | None,
         option(
             "SPAN",
-            "Only those that were last pushed longer ago, like 1h or 2d; ends with 1 if there are any.",
+            "Only replicas whose last push is longer ago, like 1h or 2d; exits with 1 if there are any.",
             show_default=False,
         ),
     ] = None,
@@ -313,7 +313,7 @@ def reports(
     limit: Annotated[int, option("N", "Show at most N.", "-n", min=1, max=1000)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List the error reports of clients: pushes cut off in the middle, or failing for long."""
+    """List the error reports of clients: pushes that were interrupted, or fail for minutes."""
     with local.opened("reports") as (store, wanted):
         found = [_report_json(report) for report in store.catalogue.reports(wanted, limit)]
     show_list(found, dict, _REPORT_COLUMNS, empty="no reports", as_json=as_json)
@@ -332,26 +332,26 @@ def restore(
         str | None,
         option(
             "TIME",
-            f"The version that was the newest then: {TIME_HELP}. A date is its first minute.",
+            f"The newest version at this time: {TIME_HELP}. A date is its first minute.",
             show_default=False,
         ),
     ] = None,
-    overwrite: Annotated[bool, flag("Replace the file TARGET; a database, in one transaction.")] = False,
-    if_missing: Annotated[bool, flag("If TARGET is there, do nothing and end with 0.")] = False,
-    if_replica_exists: Annotated[bool, flag("If nothing was pushed yet, do nothing and end with 0.")] = False,
+    overwrite: Annotated[
+        bool, flag("Replace TARGET if it exists; a database is overwritten in one transaction.")
+    ] = False,
+    if_missing: Annotated[bool, flag("If TARGET exists, do nothing and exit with 0.")] = False,
+    if_replica_exists: Annotated[bool, flag("If the replica has no version yet, do nothing and exit with 0.")] = False,
     key: KeyOption = None,
     ca: CaOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Restore a version, the newest if none is named, to a file.
 
-    It is written under another name and checked before it takes its place.
+    The version is written to a temporary file and checked before it replaces TARGET.
 
     [dim]An older one:[/]  headwater replica restore events.db-replicas shop/app.db@3 app-3.db
-
-    [dim]That of yesterday:[/]  headwater replica restore ws://host/shop/app.db app.db --at -1d
-
-    [dim]Before a program starts:[/]  headwater replica restore URL app.db --if-missing --if-replica-exists
+    [dim]Yesterday's:[/]   headwater replica restore ws://host/shop/app.db app.db --at -1d
+    [dim]At a start:[/]    headwater replica restore URL app.db --if-missing --if-replica-exists
     """
     if if_missing and overwrite:
         raise InvalidOptionError(
@@ -475,11 +475,11 @@ def verify(
     ca: CaOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove versions: bytes, integrity, content as it was pushed, and a restore drill.
+    """Verify versions: bytes, integrity and content hash, with a trial restore of each.
 
     All versions are verified, or those of one replica, or a single one. From a
-    URL one version is pulled and verified. Ends with 1 if a problem was found,
-    else with 3 if something could not be checked.
+    URL one version is pulled and verified. Exits with 1 if a problem was found,
+    else with 3 if a version could not be checked.
     """
     directory, [name] = _directory_first(place, [name], "verify")
     verdicts: list[VersionVerdict] = []
@@ -570,10 +570,10 @@ def create_key(
     label: Annotated[str, option("TEXT", "What it is for.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and print it, this once: only a hash of it is kept.
+    """Create a key and print it once: only its hash is stored.
 
-    Once a replica has a key, each push and pull needs one. The key may be made
-    before the first push.
+    Once a replica has a key, each push and pull requires one. A key may be
+    created before the first push.
     """
     from headwater.replication.host.catalogue import key_id_of
 
@@ -591,7 +591,7 @@ def create_key(
 
 @key_commands.command("ls")
 def list_keys(local: LocalReplica, as_json: AsJson = False) -> None:
-    """List the keys of a replica, oldest first; never their secrets."""
+    """List the keys of a replica by id and label, oldest first."""
     with local.opened("key ls") as (store, wanted):
         found = store.catalogue.keys(wanted)
     columns: dict[str, Callable[[Key], str]] = {
