@@ -148,6 +148,7 @@ INTERNAL = {
     "read_instead",
     "admit",
     "answer",
+    "loop",
 }
 
 
