@@ -113,7 +113,7 @@ def test_looking_makes_no_log_and_leaves_an_empty_file_empty(run, path: Path, co
     assert result.code == 2
     assert result.err.splitlines() == [
         f"error: there is no log {path}",
-        f"next: Publish to it first: headwater publish {path} TOPIC DATA",
+        f"next: Check the name, or create the log: headwater publish {path} TOPIC DATA",
     ]
     assert not path.exists()
     path.touch()

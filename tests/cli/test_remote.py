@@ -210,7 +210,7 @@ def test_a_token_opens_the_door(serve, run, tokens, monkeypatch):
     stranger = run("publish", url, "orders.new", "1")
     assert (stranger.code, stranger.out) == (3, "")
     assert stranger.err.splitlines() == [
-        f"error: {url}: this server wants a token",
+        f"error: {url}: this server requires a token",
         "next: Pass --token, or set HEADWATER_TOKEN; on the server's machine, headwater token create makes one",
     ]
     assert "the token is unknown or expired" in run("topics", url, "--token", "hw_wrong").err

@@ -837,7 +837,7 @@ class Narrator:
         self._print("   ✗ ", claim, "bold red")
         for line in why.splitlines():
             self.copyable(f"     {line}", "red")
-        next = "The files stay as they were then; headwater demo begins anew"
+        next = "The files stay for inspection; run headwater demo again to start over"
         raise DemoFailed(f"a claim does not hold: {claim}", where=str(self._folder), next=next)
 
     def _print(self, lead: str, text: str, style: str) -> None:

@@ -209,7 +209,7 @@ def seek(
     given = [each for each in (place, start) if each is not None]
     if len(given) != 1:
         why = "START is given twice" if given else "where to?"
-        raise InvalidOptionError(why, next=f"Name one place: {START_HELP}")
+        raise InvalidOptionError(why, next=f"Name one START: {START_HELP}")
     wanted = parse_start(given[0], "START")
     with existing_log(path) as log:
         position = log.seek(id, wanted)
@@ -561,7 +561,7 @@ def _import(module: str) -> ModuleType:
     except ModuleNotFoundError as exc:
         missing = exc.name or module
         if module == missing or module.startswith(f"{missing}."):
-            next = "Name it as in an import, without .py; it is looked for here and where Python looks"
+            next = "Name it as in an import, without .py; this directory and Python's path are searched"
         else:
             next = f"It imports {missing}: install that, or run this where it is"
         raise InvalidOptionError(f"there is no module {missing!r}", where=module, next=next) from exc

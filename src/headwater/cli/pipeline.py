@@ -476,13 +476,15 @@ def sql(
     live_dead_letters. 'show views' lists them.
     """
     if " " in log and looks_like_log(query):
-        raise InvalidOptionError("LOG stands before QUERY", next=f"Write headwater pipeline sql {query} '…'")
+        raise InvalidOptionError("LOG comes before QUERY", next=f"Write headwater pipeline sql {query} '…'")
     if at is not None and log and log == default_log():
         log = ""
     if not lake and not log:
-        raise InvalidOptionError("there is nothing to ask", next="Name a --lake, a LOG, or both")
+        raise InvalidOptionError("there is nothing to query", next="Name a --lake, a LOG, or both")
     if at is not None and (not lake or log):
-        raise InvalidOptionError("--at is for a lake alone: a log shows only now", next="Name a --lake, and no LOG")
+        raise InvalidOptionError(
+            "--at is for a lake alone: a log has no earlier states", next="Name a --lake, and no LOG"
+        )
     source = log_path(log) if log else None
     with ExitStack() as stack:
         opened = stack.enter_context(opened_lake(lake, log=source)) if lake else None

@@ -215,7 +215,7 @@ class LocalReplica(Shared):
 
 def _refuse_name(name: str | None) -> None:
     if name is not None:
-        raise InvalidOptionError(f"a URL says which replica it is, and {name!r} too", next="Leave the second one out")
+        raise InvalidOptionError(f"the replica is named twice: by the URL, and as {name!r}", next=f"Leave {name} out")
 
 
 # --- lists ----------------------------------------------------------------------------------------------------------
@@ -354,9 +354,7 @@ def restore(
     [dim]At a start:[/]    headwater replica restore URL app.db --if-missing --if-replica-exists
     """
     if if_missing and overwrite:
-        raise InvalidOptionError(
-            "--if-missing keeps what is there, and --overwrite does not", next="Leave one of them out"
-        )
+        raise InvalidOptionError("--if-missing and --overwrite exclude each other", next="Leave one of them out")
 
     def end_without(why: str) -> NoReturn:
         document = {"target": os.path.abspath(target), "version": None, "why": why}
@@ -412,9 +410,7 @@ def _unclear(usage: str) -> InvalidOptionError:
 
 
 def _version_and_time(where: str) -> InvalidOptionError:
-    return InvalidOptionError(
-        "a version and a time: only one of them", where=where, next="Leave --at out, or the version"
-    )
+    return InvalidOptionError("--at and a version exclude each other", where=where, next="Leave one of them out")
 
 
 def _number_at(text: str, versions_below: Callable[[int | None], Sequence[Version]]) -> int:
@@ -454,7 +450,9 @@ def remove(
         found = store.catalogue.get(wanted)
         if not yes:
             if not sys.stdin.isatty():
-                raise InvalidOptionError("the terminal cannot be asked", next="Pass --yes to remove it all the same")
+                raise InvalidOptionError(
+                    "there is no terminal to ask on", next="Pass --yes to remove it without a question"
+                )
             if not typer.confirm(f"Remove {wanted.path} with {plural(found.versions, 'version')} for good?", err=True):
                 raise typer.Exit(1)
         store.remove(wanted)
@@ -578,7 +576,7 @@ def create_key(
     from headwater.replication.host.catalogue import key_id_of
 
     if push == pull:
-        raise InvalidOptionError("a key is for pushes or for pulls", next="Pass either --push or --pull")
+        raise InvalidOptionError("which right?", next="Pass either --push or --pull")
     with local.opened("key create") as (store, wanted):
         is_new = store.catalogue.find(wanted) is None
         text = store.catalogue.create_key(wanted, "push" if push else "pull", label)

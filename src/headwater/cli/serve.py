@@ -62,7 +62,7 @@ class SettingsCommand(Command):
             else:
                 given = value if has_value else next(words, None)
                 if given is None:
-                    raise InvalidOptionError(f"{flag} wants a value", next=f"{ctx.command_path} --help")
+                    raise InvalidOptionError(f"{flag} needs a value", next=f"{ctx.command_path} --help")
                 found[path] = given
         ctx.meta[_KEPT] = found
         return super().parse_args(ctx, rest)

@@ -303,7 +303,7 @@ class ReplicaStore:
         """All checks at once: they wait for disk and processor in turns, and none holds the interpreter for long."""
         path = scratch.path
         if not os.path.exists(path) or any(_size(path + beside) for beside in SIDECARS):
-            raise ReplicationFailedError("the copy did not come to its end", next="Push again")
+            raise ReplicationFailedError("the copy is incomplete", next="Push again")
         shape = shape_of(path)
         if shape.size > self._bytes_max:
             raise TooLargeError(
