@@ -157,7 +157,7 @@ def test_dead_letters(run, url: str, tmp_path: Path):
     [letter] = run("dlq", "--token", "any", url, "-s", "undertaker", "--json").items
     assert "no use" in run("dlq", "show", url, letter["id"]).out
     run("dlq", "export", url, "-s", "undertaker", "-o", tmp_path / "letters")
-    assert run("dlq", "redrive", url, letter["id"]).out == "1 dead letter on the way again\n"
+    assert run("dlq", "redrive", url, letter["id"]).out == "1 dead letter redriven\n"
     [again] = run("subscribe", url, "undertaker", "died", "--no-follow", "--json").json_lines
     assert again["data"] == {"n": 1}
     assert run("dlq", url, "-s", "undertaker").out == "no dead letters\n"
@@ -316,5 +316,5 @@ def test_a_token_that_manages_some_topics_handles_their_dead_letters(serve, run,
     listed = run("dlq", *of_orders, "--json")
     assert ([letter["id"] for letter in listed.items], listed.err) == ([1], "")
     redriven = run("dlq", "redrive", *of_orders, 1)
-    assert (redriven.out, redriven.err) == ("1 dead letter on the way again\n", "")
+    assert (redriven.out, redriven.err) == ("1 dead letter redriven\n", "")
     assert "there is no subscription 'biling'" in run("dlq", *of_orders, "--subscription", "biling").err

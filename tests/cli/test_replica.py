@@ -288,7 +288,7 @@ def test_a_version_without_a_hash_is_whole_and_not_proved(store: ReplicaStore, d
     ] * 3
     listed = run("replica", "log", directory, "shop/app.db")
     assert [line.split()[0] for line in listed.out.splitlines()] == ["version", "*4", "3", "2", "1"]
-    assert listed.err.startswith("* came without a hash")
+    assert listed.err.startswith("* pushed without a hash")
 
 
 def test_the_only_data_directory_here_need_not_be_named(

@@ -150,7 +150,7 @@ def statistics(path: LogName, conditions: Conditions, as_json: AsJson = False) -
     if as_json:
         write_document(found)
         return
-    say(f"{plural(found.total, 'dead letter')}, {found.redriving:,} on their way again")
+    say(f"{plural(found.total, 'dead letter')}, {found.redriving:,} being redriven")
     for name in ("reason", "subscription", "topic", "type", "error"):
         counts: dict[str, int] = getattr(found, f"by_{name}")
         if any(counts):  # the empty key alone counts those without a type or an error
@@ -198,7 +198,7 @@ def redrive(
         write_document(done)
     else:
         number = plural(done.redriven, "dead letter")
-        say(f"{number} would be redriven" if dry_run else f"{number} on the way again")
+        say(f"{number} would be redriven" if dry_run else f"{number} redriven")
         for id, why in done.failed.items():
             note(f"dead letter {id} {'would stay' if dry_run else 'stays'}: {why}")
     if done.failed:

@@ -104,8 +104,8 @@ def stats(path: LogName, as_json: AsJson = False) -> None:
         ("log", file_of(path) if is_file(path) else file),
         ("messages", f"{found.messages:,} of {format_size(found.bytes)} in {plural(len(found.topics), 'topic')}"),
         ("last seq", count(found.last_seq)),
-        ("subscriptions", f"{len(found.subscriptions):,}, {held} held, {plural(lag, 'message')} to go"),
-        ("dead letters", f"{letters.total:,}, {letters.redriving:,} on their way again"),
+        ("subscriptions", f"{len(found.subscriptions):,}, {held} held, a lag of {plural(lag, 'message')}"),
+        ("dead letters", f"{letters.total:,}, {letters.redriving:,} being redriven"),
         ("retention", plural(len(policies), "policy", "policies")),
     ]
     if sizes:  # the sizes of a server's files are not seen from here

@@ -288,7 +288,7 @@ def _consume(
             try:
                 subscription.ack_many(printed)
             except LeaseLostError as exc:  # the reader of our output was slower than the ack wait
-                note(f"warning: {exc.why}; it comes again")
+                note(f"warning: {exc.why}; the message will be delivered again")
         printed.clear()
 
     arrived: list[headwater.ReceivedMessage] = []

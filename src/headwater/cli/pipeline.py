@@ -301,7 +301,7 @@ def replay(
         return
     say(Text.assemble((f"{plural(done.published, 'message')} published", "green"), (f", replay {called}", "dim")))
     if not done.published:
-        note("this replay has published all that matches; --name another publishes it again")
+        note("this replay is finished; to publish the messages again, use another --name")
     if done.refused:
         note(f"{plural(done.refused, 'message')} left out: a log refuses such data")
 

@@ -302,7 +302,7 @@ def log(
     if as_json or not versions:
         return
     if not all(version.dbhash for version in versions):
-        note("* came without a hash: verify tells whether it is whole, not whether it is what was pushed")
+        note("* pushed without a hash: verify can prove that it is intact, not that it is what was pushed")
     if len(versions) == limit:
         note(f"there may be more: --before {versions[-1].number}")
 
@@ -624,7 +624,7 @@ def revoke_key(
         left = len(store.catalogue.keys(wanted))
     show_result({"revoked": key_id, "left": left}, f"revoked {key_id}", as_json=as_json)
     if not left:
-        note("that was the last key: only a token of the server opens it now; key create makes another")
+        note("that was the last key: without a token of the server, the replica is closed until `key create`")
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------

@@ -307,7 +307,7 @@ def _run(following: PushSubscription | PullSubscription, on_start: Callable[[], 
 
     def say_ending() -> None:
         if not running.done():
-            note("ending when the push has; Ctrl-C again ends it at once")
+            note("stopping after the running push; Ctrl-C again stops at once")
 
     async def wait() -> None:
         try:
@@ -315,7 +315,7 @@ def _run(following: PushSubscription | PullSubscription, on_start: Callable[[], 
         except asyncio.CancelledError:
             if asked < 2:
                 raise
-            note("ended at once: the next push finds out whether a running one succeeded")
+            note("stopped at once; the next push finds out whether the running one succeeded")
 
     with asyncio.Runner() as runner:
         with _signals_held():  # a signal while the loop is made would break it
