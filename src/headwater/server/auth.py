@@ -189,7 +189,7 @@ def not_allowed(right: str, what: str) -> UnauthorizedError:
     return UnauthorizedError(
         f"the token has no {right} right for {'all topics' if of_all else 'this'}",
         where="" if of_all else what,
-        next=f"{narrower} for a token that has it: headwater token create",
+        next=f"{narrower} for a token with --{right.replace(' or ', ' or --')}: headwater token create",
     )
 
 

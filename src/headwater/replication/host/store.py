@@ -162,7 +162,9 @@ class ReplicaStore:
                 self._serving = lock_file(self._layout.serving_lock)
                 if self._serving is None:
                     raise LockedError(
-                        "another server serves these replicas", where=self.directory, next="Stop it, or name another"
+                        "another server serves these replicas",
+                        where=self.directory,
+                        next="Stop it, or name another directory",
                     )
         try:
             self._catalogue = Catalogue(self.directory, self._clock, create=serve, replicas_max=self._replicas_max)
