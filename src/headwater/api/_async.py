@@ -58,6 +58,7 @@ from headwater.broker.subscribe import (
 )
 from headwater.broker.transaction import OwnTransaction
 from headwater.broker.verbs import LogVerbs, RemoteVerbs
+from headwater.delivery.retention import make_limits
 from headwater.delivery.schedule import Missed, Schedule, check_schedule
 from headwater.errors import ClosedError, InvalidOptionError
 from headwater.formats import Moment, Span, span_ms, span_s
@@ -617,8 +618,9 @@ class AsyncLog(AsyncOnly, Hinting):
         """Declare a handler. It runs once `start()` or `run()` is called, or at once if one of them was called before.
         `id` names its durable subscription; only an ephemeral handler needs none. `concurrency`: messages that it
         handles at a time; by default one, or, in a shared subscription, as many as `headwater worker --threads` says.
-        With a `dedupe` queue, a message that was handled before and is delivered again is acked without a call. The
-        other options are those of `subscribe`."""
+        With `auto_ack=False` a return does not ack: the handler acks each message itself. `on_gap` is called with each
+        `Gap`. With a `dedupe` queue, a message that was handled before and is delivered again is acked without a call.
+        The other options are those of `subscribe`."""
         if callable(pattern):
             raise InvalidOptionError(
                 "@log.on is used without its pattern", next='Write @log.on("orders.>", id="billing")'
@@ -766,16 +768,8 @@ class AsyncLog(AsyncOnly, Hinting):
         dialect: Dialect = "nats",
     ) -> None:
         """Limit the messages under a pattern; maintenance deletes the oldest beyond the limits."""
-        await run_async(
-            self._core.retain(
-                pattern,
-                max_age=max_age,
-                max_count=max_count,
-                max_bytes=max_bytes,
-                keep_unacked=keep_unacked,
-                dialect=dialect,
-            )
-        )
+        limits = make_limits(max_age=max_age, max_count=max_count, max_bytes=max_bytes, keep_unacked=keep_unacked)
+        await run_async(self._core.retain(pattern, limits, dialect))
 
     async def delete_retention(self, pattern: str, dialect: Dialect = "nats") -> bool:
         """Delete the policy of a pattern. Returns whether there was one."""

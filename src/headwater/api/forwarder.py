@@ -24,6 +24,7 @@ from headwater.arguments import check_whole
 from headwater.broker.consumer import Consumer
 from headwater.broker.deliveries import Claimed, Failure
 from headwater.broker.flow import run_blocking
+from headwater.broker.handlers import PASSING_ERRORS
 from headwater.broker.logger import logger
 from headwater.broker.subscribe import (
     IN_FLIGHT_MAX,
@@ -58,9 +59,7 @@ from headwater.errors import (
     InvalidStateError,
     LeaseLostError,
     NotDeliveredError,
-    OverloadedError,
     RemoteError,
-    RequestTimeoutError,
     StoreError,
     SubscriptionActiveError,
     TransportError,
@@ -87,12 +86,7 @@ EXTENSIONS_PER_ACK_WAIT = 3
 SUSPECTS_MAX = 1_000
 LOG_RETRY_S = 1.0
 
-_LOG_IS_AWAY = (
-    StoreError,
-    RequestTimeoutError,
-    OverloadedError,
-    UnreachableError,
-)  # transient, and nothing is lost meanwhile
+_LOG_IS_AWAY = (*PASSING_ERRORS, UnreachableError)  # nothing is lost meanwhile
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "")
 _PORTS = {"ws": 80, "wss": 443, "postgres": 5432}
 
@@ -130,10 +124,10 @@ class Forwarder:
     """Feeds a transport from a durable, exclusive subscription: `start()` and `stop()`, or `run()` until stopped.
 
     A batch is sent when it is full or has waited for `wait`, and acked when the transport has accepted it. While the
-    target is away the forwarder keeps the batch and retries after a backoff, without limit; no attempt is counted. A
-    message that the target refuses while others get through is sent alone, up to `max_attempts` times, and then
-    dead-lettered. A forwarder that is killed in between sends a batch again; a target that recognises ids stores it
-    once. The other options are those of the subscription.
+    target is unreachable, the forwarder keeps the batch and retries after a backoff, without limit; no attempt counts.
+    A message that the target refuses while it accepts others is sent alone, up to `max_attempts` times, and then
+    dead-lettered. A forwarder that was killed sends its batch again; a target that recognises ids stores it once. The
+    other options are those of the subscription.
     """
 
     def __init__(
@@ -216,7 +210,7 @@ class Forwarder:
     # --- for users ----------------------------------------------------------------------------------------------
 
     def start(self, *, once: bool = False) -> None:
-        """Run on a thread of its own. After a stop, make another forwarder; it continues where this one ended."""
+        """Run on a thread of its own. A stopped forwarder cannot be started again; a new one continues after it."""
         if self._thread is not None:
             raise InvalidStateError("this forwarder has been started already", where=self.id, next="Make another one")
         self._thread = threading.Thread(
@@ -233,12 +227,13 @@ class Forwarder:
             logger.exception("forwarder %s stopped", self.id)
 
     def run(self, *, once: bool = False) -> None:
-        """Forward until `stop()`. With `once`, until all messages are forwarded that are in the log now; if the target
-        is away, it raises a TransportError when the circuit opens, and the rest waits in the log."""
+        """Forward until `stop()`; with `once`, until all messages stored now are forwarded. With `once` an unreachable
+        target raises TransportError when the circuit opens, and the other messages stay in the log."""
         try:
             while not self._stopping.is_set():
                 try:
-                    if self._acquire(waits=not once) and self._forward(self._log.last_seq() if once else None):
+                    if self._acquire(waits=not once):
+                        self._forward(self._log.last_seq() if once else None)
                         return
                 except (LeaseLostError, NotDeliveredError) as exc:  # another holder has taken over
                     logger.warning("forwarder %s begins again: %s", self.id, exc)
@@ -252,14 +247,14 @@ class Forwarder:
             self._become("stopped" if self._failure is None else "failed")
 
     def stop(self, timeout: float | None = None) -> None:
-        """Let it finish the batch it is sending, and release the rest. If it had failed, this raises the reason."""
+        """Stop after the batch that is being sent, and release the rest. Raises the error that ended it, if any."""
         self.ask_to_stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         self._raise_failure()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for it to end by itself; False if it runs after `timeout` seconds. Raises the error that ended it."""
+        """Wait until it ends; False if it still runs after `timeout` seconds. Raises the error that ended it."""
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():
@@ -340,25 +335,27 @@ class Forwarder:
         except _LOG_IS_AWAY as exc:
             self._log_is_away(exc)
 
-    def _forward(self, upto: int | None) -> bool:
-        """True: it is done, or was asked to stop."""
+    def _forward(self, upto: int | None) -> None:
+        """Forward until asked to stop, or until all up to a seq is done."""
         while not self._stopping.is_set():
             if not self._current_batch:
                 self._extend()
                 self._fill(until_full=upto is None)
                 if upto is not None and not self._current_batch:
-                    return self._drain_refused()
+                    self._drain_refused()
+                    return
             reached = max((claimed.message.seq for claimed in self._current_batch), default=0)
             if self._current_batch:
                 self._round(gives_up=upto is not None)
             self._retry_refused()
             if upto is not None and not self._current_batch and reached >= upto:
-                return self._drain_refused()
-        return True
+                self._drain_refused()
+                return
 
-    def _drain_refused(self) -> bool:
-        """No new message is left to prove that the target is up. If the target recognises ids, a delivered message sent
-        again proves it; otherwise messages that still fail stay in the log."""
+    def _drain_refused(self) -> None:
+        """Try the refused messages again until none is left, or `max_attempts` rounds in a row prove nothing. No new
+        message is there to prove that the target is up: if it recognises ids, a delivered message that is sent again
+        proves it. What still fails stays in the log."""
         in_vain = 0
         while self._refused and in_vain < self._policy.max_attempts and not self._stopping.is_set():
             self._pause(round((self._idle_s() or 0.0) * 1000))
@@ -369,7 +366,6 @@ class Forwarder:
                 self._count_refusals()
             else:
                 in_vain += 1
-        return True
 
     def _fill(self, *, until_full: bool) -> None:
         """A batch: full, or as many as arrived in the time that it may wait. A redelivery is sent at once and alone:
@@ -584,7 +580,8 @@ class _Source:
         return found
 
     def extend(self, in_flight: Sequence[Claimed]) -> None:
-        """Before each round: messages in flight stay assigned to it, however long the target is away."""
+        """Extend all messages in flight, before each round: they stay assigned to it, however long the target is
+        away."""
         now_ms = self._clock.now_ms()
         for claimed in in_flight:
             self._held.began(claimed)
@@ -678,7 +675,7 @@ class _Sender:
         return self._turn is not None
 
     def send(self, hand: Sequence[Claimed], rounds_in_vain: int) -> _Round:
-        """All together; if that fails, one by one, so that a refused message does not delay the others."""
+        """Send all together; if that fails, one by one, so that a refused message does not delay the others."""
         tried, error = self.try_all(hand)
         if tried == "sent":
             made = _Round(list(hand), [], [], [], None)

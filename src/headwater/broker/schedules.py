@@ -149,7 +149,9 @@ def declare_schedule(
             allow(stored.schedule)
         if stored is None and len(writer.leases(PREFIX)) >= SCHEDULES_MAX:
             raise InvalidOptionError(
-                f"the log has {SCHEDULES_MAX:,} schedules already", where=schedule.id, next="headwater schedules rm"
+                f"the log has {SCHEDULES_MAX:,} schedules already",
+                where=schedule.id,
+                next="Remove one: headwater schedules rm LOG ID",
             )
         if stored is None or last_ms is None or not stored.schedule.is_same_timetable(schedule):
             last_ms = engine.clock.now_ms()
@@ -340,8 +342,8 @@ class RunningSchedule(Running):
         return (yield from self._publish(turn.last_ms, turn.fence))
 
     def _call(self, at_ms: int) -> Flow[Any]:
-        """The lease is short, so that the occurrence of a process that is killed is soon another's; it is renewed while
-        the function runs."""
+        """Call the function, and renew the lease while it runs. The lease is short, so that the occurrence of a process
+        that is killed is soon another's."""
         returned: Completion[None] = Completion()
         self._spawn(self._renew(at_ms, returned), f"headwater-{self.id}-renewal")
         try:

@@ -65,12 +65,12 @@ def demo(
 ) -> None:
     """Show the whole system in about a minute, with real processes, checked as it goes.
 
-    A log and a crash, dead letters, SQL, a server with its console, a replica
-    restored, forwarding, and a lake on Spark with its audit and report.
+    It shows a log and a crash, dead letters, SQL, a server with its console, a
+    restored replica, forwarding, and a lake on Spark with its audit and report.
     Without the extra spark it leaves out the lake and says so.
 
-    Ends with 0 only if everything it says was checked to be true, and with 1
-    at the first claim that is not. Its files and the next commands stay.
+    Exits with 0 if all its claims were checked and hold, and with 1 at the first
+    that does not. Its files stay, for the commands that it suggests at the end.
     """
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         result = run(directory)
@@ -385,7 +385,8 @@ def invoice_process(path: Path, *stop_at: str) -> Iterator[subprocess.Popen[str]
 
 
 def events_of(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    """What it says, as it says it. If it hangs it is killed, so that the demo ends and its checks fail."""
+    """Yield what the process says, as it says it. If it hangs it is killed, so that the demo ends and its checks
+    fail."""
     assert process.stdout is not None
     with killed_after(process, PATIENCE_S):
         for line in process.stdout:
@@ -465,7 +466,8 @@ def dead_letter_and_redrive(narrator: Narrator, folder: Path) -> None:
             paid.append(message.data["payment"])
 
         def handle() -> None:
-            """Until the payment in gold has been tried for the last time; a stop lets handlers end and settle."""
+            """Run the handlers until the payment in gold has been tried for the last time; a stop lets them end and
+            settle."""
             done.clear()
             log.start()
             done.wait(PATIENCE_S)
@@ -739,7 +741,7 @@ URL = re.compile(r"ws://[\d.]+:\d+")
 
 
 def environment() -> dict[str, str]:
-    """Without settings of Headwater that are meant for other logs."""
+    """The environment without settings of Headwater, which are meant for other logs."""
     return {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
 
 
@@ -793,11 +795,11 @@ class Narrator:
         self._print("     ", f"{seconds:.1f} s", "dim")
 
     def tell(self, text: str, *, lead: str = "     ", style: str = "") -> None:
-        """What is going to happen, or what it means."""
+        """Say what is going to happen, or what it means."""
         self._print(lead, text, style)
 
     def show(self, line: str, style: str = "dim") -> None:
-        """What is happening, as it happens."""
+        """Show what is happening, as it happens."""
         self._print("       ", line, style)
 
     def copyable(self, line: str, style: str = "") -> None:
@@ -837,7 +839,7 @@ class Narrator:
         self._print("   ✗ ", claim, "bold red")
         for line in why.splitlines():
             self.copyable(f"     {line}", "red")
-        next = "The files stay as they were then; headwater demo begins anew"
+        next = "The files stay for inspection; run headwater demo again to start over"
         raise DemoFailed(f"a claim does not hold: {claim}", where=str(self._folder), next=next)
 
     def _print(self, lead: str, text: str, style: str) -> None:

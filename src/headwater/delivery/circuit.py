@@ -117,7 +117,8 @@ class Suspect(msgspec.Struct, frozen=True):
 
 
 def order_of_tries(count: int, rounds_in_vain: int) -> list[int]:
-    """One by one, from the front. If that has been in vain for long, the front may be all refused: begin elsewhere."""
+    """The order in which messages are tried one by one: from the front. If that has been in vain for long, the front
+    may be all refused: begin elsewhere."""
     late = max(0, rounds_in_vain - PATIENT_ROUNDS)
     first = late * MISSES_AWAY_MAX % count if count else 0
     return [*range(first, count), *range(first)]

@@ -51,7 +51,7 @@ def dbhash_if_any(path: str, *, live: bool = False, stop: threading.Event | None
 
 
 def start_hash(path: str, stack: AsyncExitStack, *, live: bool = False) -> asyncio.Task[str | None]:
-    """The same as a task, which ends with the stack at the latest: then the file is released."""
+    """Start `dbhash_if_any` as a task, which ends with the stack at the latest: then the file is released."""
     hashing = asyncio.create_task(stoppable(lambda stop: dbhash_if_any(path, live=live, stop=stop)))
 
     async def end() -> None:

@@ -158,7 +158,7 @@ class _Pull:
         raise UnsyncedChangesError(
             f"a pull would overwrite this database, and {why}",
             where=self._path,
-            next="Push it first, pull into another file, or say --overwrite",
+            next="Push it first, pull into another file, or pass --overwrite",
         )
 
     def _refuse_written(self) -> None:
@@ -203,7 +203,8 @@ class _Pull:
             raise
 
     def _replace(self) -> None:
-        """Through the connection that is open since the comparison: its data_version shows later writes. Blocks."""
+        """Replace the content, through the connection that is open since the comparison: its data_version shows later
+        writes. Blocks."""
 
         def begin() -> None:
             self._refuse_written()

@@ -58,11 +58,11 @@ def snapshot(path: str, into: str, stop: threading.Event | None = None) -> Snaps
             if identity_of(path) == identity:
                 return taken
     remove_database(into)
-    raise LockedError("another file is put in its place all the time", where=path, next="Try again later")
+    raise LockedError("the file was replaced during each try", where=path, next="Try again later")
 
 
 async def take_snapshot(path: str, into: str) -> Snapshot:
-    """The same on a thread. When cancelled, it ends soon and leaves no file."""
+    """Take a `snapshot` on a thread. When cancelled, it ends soon and leaves no file."""
     try:
         return await stoppable(lambda stop: snapshot(path, into, stop))
     except asyncio.CancelledError:

@@ -20,6 +20,7 @@ from headwater.broker.history import history as log_history
 from headwater.broker.schedules import ScheduleRecord, ScheduleTurn
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo, describe_all, log_statistics
 from headwater.delivery.filters import parse_where
+from headwater.delivery.retention import make_limits
 from headwater.delivery.schedule import Schedule, check_schedule
 from headwater.errors import HeadwaterError, InvalidOptionError, TooLargeError, UnauthorizedError
 from headwater.formats import TIME_MS_MAX, time_ms
@@ -237,7 +238,7 @@ def last_seq(connection: Connection, params: rpc.Nothing) -> Flow[dict[str, int]
 def find_messages(connection: Connection, params: rpc.FindMessages) -> Flow[FoundMessages]:
     """Search messages. A search ends after two seconds, and says how far it looked."""
     if not 1 <= params.limit <= MESSAGES_MAX:
-        raise TooLargeError(f"limit lies between 1 and {MESSAGES_MAX}, not {params.limit}", next="Go on from looked_to")
+        raise TooLargeError(f"limit must be 1 to {MESSAGES_MAX}, not {params.limit}", next="Continue from looked_to")
     if params.order not in ("newest", "oldest"):
         raise InvalidOptionError(f"order is newest or oldest, not {params.order!r}")
     pattern = parse_any_spelling(params.topic)
@@ -279,7 +280,7 @@ def message(connection: Connection, params: rpc.MessageSeq) -> Flow[Any]:
 def topics(connection: Connection, params: rpc.TopicPage) -> Flow[msgspec.Raw]:
     """A page of topics in name order, with their counts. A page with fewer than `limit` is the last."""
     if not 1 <= params.limit <= rpc.TOPICS_MAX:
-        raise TooLargeError(f"limit lies between 1 and {rpc.TOPICS_MAX:,}, not {params.limit}", next="Page with after")
+        raise TooLargeError(f"limit must be 1 to {rpc.TOPICS_MAX:,}, not {params.limit}", next="Continue with after")
     scopes, engine = connection.scopes, connection.core.engine
 
     def page(reader: Reader) -> msgspec.Raw:
@@ -299,8 +300,8 @@ def _encoded(answer: Any) -> msgspec.Raw:
 def subscriptions(connection: Connection, params: rpc.SubscriptionPage) -> Flow[msgspec.Raw]:
     """A page of the durable subscriptions that the token may use, by id. A page with fewer than `limit` is the last."""
     if not 1 <= params.limit <= rpc.SUBSCRIPTIONS_MAX:
-        why = f"limit lies between 1 and {rpc.SUBSCRIPTIONS_MAX:,}, not {params.limit}"
-        raise TooLargeError(why, next="Page with after")
+        why = f"limit must be 1 to {rpc.SUBSCRIPTIONS_MAX:,}, not {params.limit}"
+        raise TooLargeError(why, next="Continue with after")
     core, scopes, owner = connection.core, connection.scopes, _owner(connection)
 
     def page(reader: Reader) -> msgspec.Raw:
@@ -381,14 +382,13 @@ def run_maintenance(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
 def retain(connection: Connection, params: rpc.Retain) -> Flow[dict[str, bool]]:
     """Set the retention of a topic pattern."""
     pattern = _manageable(connection, params)
-    yield from connection.core.retain(
-        params.topic,
+    limits = make_limits(
         max_age=params.max_age,
         max_count=params.max_count,
         max_bytes=params.max_bytes,
         keep_unacked=params.keep_unacked,
-        dialect=pattern.dialect,
     )
+    yield from connection.core.retain(params.topic, limits, pattern.dialect)
     return OK
 
 
@@ -495,7 +495,7 @@ def list_dead_letters(connection: Connection, params: rpc.DeadLetterFilter) -> F
 
 def _check_limit(params: rpc.DeadLetterFilter) -> None:
     if not 1 <= params.limit <= DEAD_LETTERS_MAX:
-        raise TooLargeError(f"limit lies between 1 and {DEAD_LETTERS_MAX}, not {params.limit}", next="Page with after")
+        raise TooLargeError(f"limit must be 1 to {DEAD_LETTERS_MAX}, not {params.limit}", next="Continue with after")
 
 
 def get_dead_letter(connection: Connection, params: rpc.DeadLetterId) -> Flow[Any]:
@@ -507,7 +507,7 @@ def get_dead_letter(connection: Connection, params: rpc.DeadLetterId) -> Flow[An
 
 
 def _filter(connection: Connection, params: rpc.DeadLetterFilter) -> GroupFilter:
-    """Without a topic, the filter is for every topic."""
+    """The filter of the params; without a topic, it is for every topic."""
     names = ("ids", "subscription", "topic", "type", "reason", "error", "handler", "error_kind")
     for name in names:
         value = getattr(params, name)

@@ -75,10 +75,10 @@ class Metrics:
             self._calls_of(name, "done")
         self._duration_of = cache(histogram("request_duration", "Time to answer a call.", _SECONDS, "method").labels)
         self._published = counter("published_messages", "Messages stored.")
-        self._duplicates = counter("duplicate_messages", "Messages sent again and recognised.")
+        self._duplicates = counter("duplicate_messages", "Duplicate messages, which were not stored again.")
         self._publish_duration = histogram("publish_duration", "Time from a publish frame to its commit.", _SECONDS)
         self._delivered = counter("delivered_messages", "Messages delivered to durable subscriptions.")
-        self._redelivered = counter("redelivered_messages", "Of these, redeliveries.")
+        self._redelivered = counter("redelivered_messages", "Redeliveries among the delivered messages.")
         self._delivery_delay = histogram("delivery_delay", "Time from a publish to the first delivery.", _WAITS)
         self._settled_by = cache(counter("settled_messages", "Messages settled by clients.", "how").labels)
         self._live = counter("live_messages", "Messages sent to live subscriptions.")
@@ -172,7 +172,8 @@ class Metrics:
         return lent
 
     def add_up(self) -> None:
-        """On the event loop, which counts: before `text`, which takes longer and may run on a thread."""
+        """Add what was counted to the metrics, on the event loop, which counts: before `text`, which takes longer and
+        may run on a thread."""
         for counter, count in self._counted.items():
             counter.inc(count)
         self._counted.clear()

@@ -167,7 +167,7 @@ class BatchingTransport(WrappingTransport):
                 raise TransportFailedError(
                     f"the buffer holds {held} of {self._max_buffered} messages{reason}",
                     where=self.name,
-                    next="Publish again when the target has taken some, or flush() to hear what is wrong",
+                    next="Publish again later; flush() raises the error of the target",
                 ) from self._last_error
             now_ms = self._clock.now_ms()
             self._buffer.extend((message, now_ms) for message in messages)
@@ -248,7 +248,7 @@ class BatchingTransport(WrappingTransport):
                 continue  # reported already
 
     def _wait_until_due(self) -> bool:
-        """False: it is closed."""
+        """Wait until a batch is due. Returns False if it was closed."""
         with self._changed:
             while not self._closed and (left_ms := self._left_ms()) != 0:
                 self._changed.wait(None if left_ms is None else left_ms / 1000)

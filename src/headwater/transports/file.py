@@ -179,7 +179,7 @@ class FileTransport(BaseTransport):
         return self._max_age_ms is not None and not 0 <= self._clock.now_ms() - self._begun_ms() < self._max_age_ms
 
     def _write(self, chunk: bytes, size_before: int, *, last: bool) -> None:
-        """All of the chunk, or nothing: what a full disk leaves of it is cut off."""
+        """Write all of the chunk, or nothing: what a full disk leaves of it is cut off."""
         try:
             rest = memoryview(chunk)
             while rest:
@@ -214,7 +214,7 @@ class FileTransport(BaseTransport):
     # --- opening ------------------------------------------------------------------------------------------------
 
     def _reopen(self) -> None:
-        """The file that is called so now, in place of the one that was."""
+        """Open the file that has the name now, in place of the one that had it."""
         before, self._file = self._file, self._opened()
         os.close(before)
 
@@ -240,9 +240,9 @@ class FileTransport(BaseTransport):
             whole = False
         elif not LINE_BEGIN.startswith(tail[: len(LINE_BEGIN)]):
             raise TransportFailedError(
-                "its last line has no end and is none of ours; nothing was changed",
+                "its last line is incomplete and not Headwater's; nothing was changed",
                 where=self.name,
-                next="Choose another path, or end the line",
+                next="Choose another path, or add a line break at the end of the file",
             )
         else:
             whole = _is_whole(tail)
@@ -400,7 +400,7 @@ class StdoutTransport(BaseTransport):
                 raise TransportFailedError(
                     f"the stream took no more ({exc or type(exc).__name__})",
                     where=self.name,
-                    next="See whether its reader is still there",
+                    next="Check that the program that reads it still runs",
                 ) from exc
             self._connected = True
 

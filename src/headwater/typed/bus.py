@@ -159,7 +159,7 @@ class Bus(_BaseBus[Log]):
 
 
 class AsyncBus(_BaseBus[AsyncLog]):
-    """The same over an AsyncLog: `await order.publish(bus)`. Transports run on threads."""
+    """`Bus` for an AsyncLog: `await order.publish(bus)`. Transports run on threads."""
 
     async def close(self) -> None:
         """Closes its transports; the log stays open."""
@@ -327,7 +327,7 @@ class Binding:
         self._bindings.append(self)
 
     def undo(self) -> None:
-        """May be repeated."""
+        """Remove the binding. May be repeated."""
         if self in self._bindings:
             self._bindings.remove(self)
 

@@ -149,8 +149,8 @@ class ReplicaStore:
             raise ClosedError("this data directory was not opened to be served", where=self.directory)
 
     def open(self, *, serve: bool = False) -> ReplicaStore:
-        """For commands the directory must exist. `serve`: create it if needed, and accept pushes, as the only
-        server."""
+        """Open the directory, which must exist for commands. `serve`: create it if needed, and accept pushes, as the
+        only server."""
         refuse_foreign(self.directory)
         if not serve and not os.path.isdir(self.directory):
             raise InvalidOptionError(
@@ -162,7 +162,9 @@ class ReplicaStore:
                 self._serving = lock_file(self._layout.serving_lock)
                 if self._serving is None:
                     raise LockedError(
-                        "another server serves these replicas", where=self.directory, next="Stop it, or name another"
+                        "another server serves these replicas",
+                        where=self.directory,
+                        next="Stop it, or name another directory",
                     )
         try:
             self._catalogue = Catalogue(self.directory, self._clock, create=serve, replicas_max=self._replicas_max)
@@ -300,10 +302,11 @@ class ReplicaStore:
         return Accepted(version, is_new=True)
 
     def _check(self, scratch: Scratch, stop: threading.Event) -> _Checked:
-        """All checks at once: they wait for disk and processor in turns, and none holds the interpreter for long."""
+        """Check a pushed database. All checks run at once: they wait for disk and processor in turns, and none holds
+        the interpreter for long."""
         path = scratch.path
         if not os.path.exists(path) or any(_size(path + beside) for beside in SIDECARS):
-            raise ReplicationFailedError("the copy did not come to its end", next="Push again")
+            raise ReplicationFailedError("the copy is incomplete", next="Push again")
         shape = shape_of(path)
         if shape.size > self._bytes_max:
             raise TooLargeError(
@@ -500,7 +503,7 @@ def _has_versions(home: str) -> bool:
 
 
 def _is_left_behind(reading: str) -> bool:
-    """False while a command reads there."""
+    """Whether nothing reads there any more; False while a command does."""
     with contextlib.suppress(OSError):
         held = lock_file(os.path.join(reading, LOCK))
         if held is None:

@@ -187,7 +187,8 @@ class Subscribers:
             self._send_release_when_free()
 
     def _send_release_when_free(self) -> None:
-        """The others know when the claim was to end; without its holder it may end sooner."""
+        """Tell the others when the claim has ended. They know when it was to end; without its holder it may end
+        sooner."""
         remaining_ms = self.claims.remaining_ms(self._clock.now_ms())
         if remaining_ms and self.subscribers:
             asyncio.get_running_loop().call_later(remaining_ms / 1000, self._send_release_when_free)
@@ -240,7 +241,7 @@ class SubscriberRegistry:
 
     @contextmanager
     def pushing(self, name: ReplicaName, identity: ClientIdentity) -> Iterator[None]:
-        """While a push runs, its client keeps its claim."""
+        """Let the client of a push keep its claim while the push runs."""
         subscribers = self._of(name)
         subscribers.pushes += 1
         subscribers.claims.push_began(identity, self._clock.now_ms())

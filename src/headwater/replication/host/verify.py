@@ -86,7 +86,8 @@ def passed(what: str, details: str) -> Check:
 
 
 def failed(what: str, error: HeadwaterError) -> Check:
-    """Neither a full disk nor a directory without write access says anything about the version."""
+    """A check that failed, or could not be made: neither a full disk nor a directory without write access says anything
+    about the version."""
     missing = next((missing for kind, missing in _MISSING.items() if isinstance(error, kind)), None)
     return Check(what, False, error.why, missing)
 
@@ -170,7 +171,7 @@ def refuse_target(target: str, *, overwrite: bool) -> None:
     require_place_for(real)
     is_there = os.path.exists(real)
     if is_there and not overwrite:
-        raise InvalidOptionError("there is such a file", where=real, next="Name another one, or pass --overwrite")
+        raise InvalidOptionError("the file exists", where=real, next="Name another one, or pass --overwrite")
     with disk.translated(real):
         left = disk.sidecars_in_use(real)
     if left and is_there:
@@ -235,7 +236,7 @@ def _write_into(source: str, target: str) -> None:
 
 
 def _copy_mode(draft: str, target: str) -> None:
-    """The new file gets the owner and the mode of the one that it replaces."""
+    """Give the new file the owner and the mode of the one that it replaces."""
     with contextlib.suppress(FileNotFoundError):
         was = os.stat(target)
         with contextlib.suppress(PermissionError):  # only root gives files away
@@ -250,7 +251,7 @@ def _give_name(draft: str, target: str, *, overwrite: bool) -> None:
     try:
         os.link(draft, target)  # unlike a rename, never replaces a file
     except FileExistsError as exc:
-        raise InvalidOptionError("there is such a file by now", where=target, next="Name another one") from exc
+        raise InvalidOptionError("the file exists now", where=target, next="Name another one") from exc
     except OSError:  # a file system without hard links
         with contextlib.suppress(FileNotFoundError):
             os.replace(draft, target)

@@ -141,12 +141,15 @@ def prepare(connection: PipelinedConnection, schema: str, name: str) -> int:
         with _transaction(connection, schema):
             salt = _fact(connection, "salt")
     if salt is None:
-        raise NotALogError("its facts are gone", where=name, next="Restore a backup, or name another schema")
+        raise NotALogError(
+            "its table `headwater` has lost its rows", where=name, next="Restore a backup, or name another schema"
+        )
     return salt
 
 
 def _bring_up_to_date(connection: PipelinedConnection, schema: str, name: str) -> None:
-    """One step in each transaction, so that a later one that fails does not take the earlier ones back."""
+    """Create or migrate the log, one step in each transaction, so that a later one that fails does not take the earlier
+    ones back."""
     while True:
         with _transaction(connection, schema, alone=True):
             version = _version(connection, schema, name)  # another process may have been quicker
@@ -208,7 +211,7 @@ def _migrate(connection: PipelinedConnection, schema: str, version: int, name: s
         raise StoreError(
             f"the step from schema {version} to {version + 1} failed ({exc.diag.message_primary or exc})",
             where=name,
-            next="Mend that and open the log again; nothing of the step stays",
+            next="Fix the cause and open the log again; the step was rolled back",
         ) from exc
     connection.ask(SQL["set_fact"], ("schema_version", version + 1))
 
@@ -229,7 +232,7 @@ def _transaction(connection: PipelinedConnection, schema: str, *, alone: bool = 
 
 
 def _version(connection: PipelinedConnection, schema: str, name: str) -> int | None:
-    """None where there is no log yet."""
+    """The version of the schema; None where there is no log yet."""
     if "headwater" not in _tables(connection, schema):
         return None
     if not _there(connection, "SELECT 1 WHERE has_schema_privilege(?, 'USAGE')", schema):
