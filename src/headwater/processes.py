@@ -25,7 +25,7 @@ def is_forked(opened_by: int) -> bool:
 
 
 def refuse_forked(opened_by: int, where: str) -> None:
-    if is_forked(opened_by):
+    if os.getpid() != opened_by:
         raise forked_error(where)
 
 

@@ -27,6 +27,15 @@ def test_a_failed_fetch_delivered_nothing(log: Log, mode: Any) -> None:
     assert drain(subscription) == [(1, 1), (2, 1), (3, 1)]
 
 
+def test_a_failed_fetch_takes_no_room(log: Log, mode: Any) -> None:
+    log.publish_many([("a", 1), ("a", 2)])
+    subscription = log.subscribe("s", "a", mode=mode, max_in_flight=3)
+    with full_disk(log), pytest.raises(DiskFullError):
+        subscription.fetch()
+    log.publish("a", 3)
+    assert [message.seq for message in subscription.fetch(3)] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("settle", ["ack", "nack", "reject"])
 def test_a_failed_settling_may_be_tried_again(log: Log, mode: Any, settle: str) -> None:
     log.publish_many([("a", 1), ("a", 2)])
