@@ -17,6 +17,7 @@ from msgspec import UNSET, Raw
 from msgspec.json import decode
 
 from headwater.broker.background import SOURCE
+from headwater.broker.deliveries import unknown
 from headwater.broker.flow import run_async
 from headwater.broker.log import LocalLog
 from headwater.broker.subscribe import Tenant
@@ -529,7 +530,7 @@ class Connection:
         seconds = None if call.method in UNTIMED else self.context.limits.request_timeout
         try:
             async with asyncio.timeout(seconds):
-                params = call if method.params is None else params_of(call, method.params)
+                params: Any = call if method.params is None else params_of(call, method.params)
                 audit = self.context.audit
                 is_change = method.audited and not getattr(params, "dry_run", False)
                 with audit.change(call.method, self.identity, **_audited(params)) if is_change else nullcontext():
@@ -539,6 +540,11 @@ class Connection:
                     elif inspect.isawaitable(outcome):
                         outcome = await outcome
                     return outcome
+        except UnauthorizedError as exc:
+            if not method.needs.hides:
+                raise
+            self.fault_for(exc, call.method)  # which records it
+            raise unknown(params.subscription_id) from exc
         except HeadwaterError:
             raise
         except TimeoutError as exc:

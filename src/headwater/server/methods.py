@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime
 from functools import wraps
 from itertools import islice
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from headwater.broker import browse, dead_letters, deliveries
+from headwater.broker import browse, dead_letters
 from headwater.broker.browse import FoundMessages, SeekPreview
 from headwater.broker.dead_letters import GroupFilter, LetterStatistics, RedriveResult
 from headwater.broker.flow import Blocking, Flow, run_async
@@ -22,7 +21,7 @@ from headwater.broker.statistics import LogStatistics, SubscriptionInfo, describ
 from headwater.delivery.filters import parse_where
 from headwater.delivery.retention import make_limits
 from headwater.delivery.schedule import Schedule, check_schedule
-from headwater.errors import HeadwaterError, InvalidOptionError, TooLargeError, UnauthorizedError
+from headwater.errors import HeadwaterError, InvalidOptionError, TooLargeError
 from headwater.formats import TIME_MS_MAX, time_ms
 from headwater.message import NAME_CHARS_MAX
 from headwater.ports.records import RetentionPolicy, Selection, SubscriptionRecord, SubscriptionSpec, pattern_of
@@ -168,54 +167,38 @@ async def acknowledge_batch(connection: Connection, params: rpc.AcknowledgeBatch
 # --- operating subscriptions ----------------------------------------------------------------------------------------
 
 
-def subscription(connection: Connection, params: rpc.SubscriptionId) -> Flow[Any]:
+def subscription(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
     """Describe a durable subscription."""
-    with _hiding(connection, params.subscription_id, "rpc.subscription"):
-        connection.require_use((yield from connection.core.subscription_record(params.subscription_id)))
-    info = yield from connection.core.subscription_info(params.subscription_id)
-    return info
+    connection.require_use((yield from connection.core.subscription_record(params.subscription_id)))
+    return (yield from connection.core.subscription_info(params.subscription_id))
 
 
 def remove_subscription(connection: Connection, params: rpc.SubscriptionId) -> Flow[dict[str, bool]]:
     """Delete a subscription with its position."""
-    with _hiding(connection, params.subscription_id, "rpc.subscription.remove"):
-        yield from connection.core.delete_subscription(params.subscription_id, connection.require_use)
+    yield from connection.core.delete_subscription(params.subscription_id, connection.require_use)
     return OK
 
 
 def seek(connection: Connection, params: rpc.Seek) -> Flow[dict[str, int] | SeekPreview]:
     """Move the position of a subscription; or tell what that would do."""
     id, start = params.subscription_id, start_of(params.start)
-    with _hiding(connection, id, "rpc.seek"):
-        if params.dry_run:
-            engine, reads = connection.core.engine, connection.scopes.reads
-            return (yield from browse.preview_seek(engine, id, start, connection.require_use, reads))
-        position = yield from connection.core.seek(id, start, connection.require_use)
+    if params.dry_run:
+        engine, reads = connection.core.engine, connection.scopes.reads
+        return (yield from browse.preview_seek(engine, id, start, connection.require_use, reads))
+    position = yield from connection.core.seek(id, start, connection.require_use)
     return {"sequence_id": position}
 
 
 def pause(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
     """Deliver nothing until it is resumed; the position is kept."""
-    with _hiding(connection, params.subscription_id, "rpc.subscription.pause"):
-        yield from connection.core.pause(params.subscription_id, connection.require_use)
+    yield from connection.core.pause(params.subscription_id, connection.require_use)
     return (yield from connection.core.subscription_info(params.subscription_id))
 
 
 def resume(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
     """Deliver again after a pause."""
-    with _hiding(connection, params.subscription_id, "rpc.subscription.resume"):
-        yield from connection.core.resume(params.subscription_id, connection.require_use)
+    yield from connection.core.resume(params.subscription_id, connection.require_use)
     return (yield from connection.core.subscription_info(params.subscription_id))
-
-
-@contextmanager
-def _hiding(connection: Connection, id: str, method: str) -> Iterator[None]:
-    """A subscription that the token may not use is reported as unknown."""
-    try:
-        yield
-    except UnauthorizedError as exc:
-        connection.fault_for(exc, method)  # which records it
-        raise deliveries.unknown(id) from exc
 
 
 # --- inspecting: only what the token may read or manage ---------------------------------------------------------------
@@ -563,7 +546,9 @@ OPEN = Needs((), "")
 LISTEN = Needs(("read",), "each pattern")
 HELD = Needs(("read",), "what the connection holds")
 DURABLE = Needs(("read",), "the pattern; and `consume` of the name, unless the mode is ephemeral")
-OWN = Needs(("consume", "manage"), "`consume` of the name of its own subscription, else `manage` of its pattern")
+OWN = Needs(
+    ("consume", "manage"), "`consume` of the name of its own subscription, else `manage` of its pattern", hides=True
+)
 LOOK = Needs(("read", "manage"), "each item; others are left out")
 LIST_OWN = Needs(("consume", "manage"), "each item; others are left out")
 MANAGE = Needs(("manage",), "the pattern")

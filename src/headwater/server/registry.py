@@ -111,6 +111,8 @@ class Needs(NamedTuple):
 
     rights: tuple[Right, ...]
     of: str
+    hides: bool = False
+    """A subscription that the token may not use is reported as unknown."""
 
 
 class Method(NamedTuple):
