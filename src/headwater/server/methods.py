@@ -179,14 +179,14 @@ def remove_subscription(connection: Connection, params: rpc.SubscriptionId) -> F
     return OK
 
 
-def seek(connection: Connection, params: rpc.Seek) -> Flow[dict[str, int] | SeekPreview]:
+def seek(connection: Connection, params: rpc.Seek) -> Flow[rpc.SequenceId | SeekPreview]:
     """Move the position of a subscription; or tell what that would do."""
     id, start = params.subscription_id, start_of(params.start)
     if params.dry_run:
         engine, reads = connection.core.engine, connection.scopes.reads
         return (yield from browse.preview_seek(engine, id, start, connection.require_use, reads))
     position = yield from connection.core.seek(id, start, connection.require_use)
-    return {"sequence_id": position}
+    return rpc.SequenceId(position)
 
 
 def pause(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
@@ -204,18 +204,18 @@ def resume(connection: Connection, params: rpc.SubscriptionId) -> Flow[Subscript
 # --- inspecting: only what the token may read or manage ---------------------------------------------------------------
 
 
-def topic_max_seq(connection: Connection, params: rpc.Topic) -> Flow[dict[str, int]]:
+def topic_max_seq(connection: Connection, params: rpc.Topic) -> Flow[rpc.SequenceId]:
     """The seq of the last message on the topic; 0 if there is none."""
     if not connection.scopes.may_look_at(check_topic(params.topic)):
         raise not_allowed("read or manage", params.topic)
     last = yield from connection.core.topic_max_seq(params.topic)
-    return {"sequence_id": last}
+    return rpc.SequenceId(last)
 
 
-def last_seq(connection: Connection, params: rpc.Nothing) -> Flow[dict[str, int]]:
+def last_seq(connection: Connection, params: rpc.Nothing) -> Flow[rpc.SequenceId]:
     """The seq of the last message in the log."""
     last = yield from connection.core.last_seq()
-    return {"sequence_id": last}
+    return rpc.SequenceId(last)
 
 
 def find_messages(connection: Connection, params: rpc.FindMessages) -> Flow[FoundMessages]:
@@ -375,11 +375,11 @@ def retain(connection: Connection, params: rpc.Retain) -> Flow[dict[str, bool]]:
     return OK
 
 
-def remove_retention(connection: Connection, params: rpc.RemoveRetention) -> Flow[dict[str, bool]]:
+def remove_retention(connection: Connection, params: rpc.RemoveRetention) -> Flow[rpc.Removed]:
     """Delete the retention of a topic pattern."""
     pattern = _manageable(connection, params)
     removed = yield from connection.core.delete_retention(params.topic, pattern.dialect)
-    return {"removed": removed}
+    return rpc.Removed(removed)
 
 
 def retention(connection: Connection, params: rpc.Nothing) -> Flow[list[RetentionPolicy]]:
@@ -438,7 +438,7 @@ def publish_occurrence(connection: Connection, params: rpc.PublishOccurrence) ->
     return done
 
 
-def remove_schedule(connection: Connection, params: rpc.ScheduleId) -> Flow[dict[str, bool]]:
+def remove_schedule(connection: Connection, params: rpc.ScheduleId) -> Flow[rpc.Removed]:
     """Delete a schedule."""
 
     def allow(stored: Schedule) -> None:
@@ -446,7 +446,7 @@ def remove_schedule(connection: Connection, params: rpc.ScheduleId) -> Flow[dict
             raise not_allowed("manage", params.schedule_id)  # without the topic, which the token may not know
 
     removed = yield from connection.core.delete_schedule(params.schedule_id, allow)
-    return {"removed": removed}
+    return rpc.Removed(removed)
 
 
 def _check_publisher(name: str) -> None:
