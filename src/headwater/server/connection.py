@@ -64,24 +64,11 @@ TOPICS_CHECKED_MAX = 10_000  # topics whose publish right a connection caches
 OUTGOING_BYTES_MAX = 8 * 1024 * 1024  # of a frame: any one message fits, however its payload is escaped
 WAITING_MAX = 1_000  # calls to one client without an answer
 IN_PLACE = frozenset({"rpc.subscribe", "rpc.unsubscribe", "rpc.credit"})  # they never wait
-UNTIMED = frozenset({"rpc.fetch"})  # it has a timeout of its own
 CANCELLED = Fault(INTERNAL_ERROR, "the connection ended before it was done")
 REVOKED_CLOSE_S = 2.0  # for the answer to the close
 TOO_MANY_OF_A_TOKEN = "the token has as many connections as one may have"
 NOT_ITS_OWN = "the token that the connection has now may not have it"
-LARGE = frozenset(  # methods with large answers, of which few are read at a time
-    {
-        "rpc.topics",
-        "rpc.subscriptions",
-        "rpc.stats",
-        "rpc.stats.history",
-        "rpc.lake",
-        "rpc.dead_letters",
-        "rpc.dead_letters.get",
-    }
-    | {"rpc.dead_letters.stats", "rpc.dead_letters.export", "rpc.dead_letters.import"}
-)
-LARGE_AT_ONCE_MAX = 2
+LARGE_AT_ONCE_MAX = 2  # large answers
 LARGE_BYTES = 1024 * 1024  # reserved for one of them
 
 
@@ -456,9 +443,11 @@ class Connection:
         began = time.perf_counter()
         SOURCE.set(self if self.grant is None else self.grant.owner)  # also of tasks that outlive the call
         outcome = Outcome(fault=Fault(-32603, "the server stopped before it was done"))
+        method = self.context.registry.get(call.method)
+        is_large = method is not None and method.is_large
         try:
-            async with self._large if call.method in LARGE else nullcontext():
-                if call.method in LARGE:
+            async with self._large if is_large else nullcontext():
+                if is_large:
                     await self.writable()
                     refuse = partial(self._refuse_self_wait, call)
                     self.keep_room(await self.room(LARGE_BYTES, LARGE_BYTES, refuse))
@@ -477,7 +466,7 @@ class Connection:
                 exchange.refuse(call, outcome.fault)
             self._reserve_for_answer(exchange, call)
             self.finished(1, exchange)
-            name = call.method if self.context.registry.knows(call.method) else "unknown"
+            name = "unknown" if method is None else call.method
             self.context.metrics.observe_call(name, outcome.fault is None, time.perf_counter() - began)
 
     def _refuse_self_wait(self, call: Call) -> None:
@@ -527,7 +516,7 @@ class Connection:
 
     async def _invoke(self, call: Call, context: CallContext) -> Any:
         method = self.context.registry.find(call.method)
-        seconds = None if call.method in UNTIMED else self.context.limits.request_timeout
+        seconds = None if method.is_untimed else self.context.limits.request_timeout
         try:
             async with asyncio.timeout(seconds):
                 params: Any = call if method.params is None else params_of(call, method.params)

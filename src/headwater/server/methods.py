@@ -220,8 +220,7 @@ def last_seq(connection: Connection, params: rpc.Nothing) -> Flow[rpc.SequenceId
 
 def find_messages(connection: Connection, params: rpc.FindMessages) -> Flow[FoundMessages]:
     """Search messages. A search ends after two seconds, and says how far it looked."""
-    if not 1 <= params.limit <= MESSAGES_MAX:
-        raise TooLargeError(f"limit must be 1 to {MESSAGES_MAX}, not {params.limit}", next="Continue from looked_to")
+    _check_limit(params.limit, MESSAGES_MAX, "Continue from looked_to")
     if params.order not in ("newest", "oldest"):
         raise InvalidOptionError(f"order is newest or oldest, not {params.order!r}")
     pattern = parse_any_spelling(params.topic)
@@ -236,6 +235,11 @@ def find_messages(connection: Connection, params: rpc.FindMessages) -> Flow[Foun
         limit=params.limit,
         newest_first=params.order == "newest",
     )
+
+
+def _check_limit(limit: int, most: int, next: str = "Continue with after") -> None:
+    if not 1 <= limit <= most:
+        raise TooLargeError(f"limit must be 1 to {most:,}, not {limit}", next=next)
 
 
 def _time_of(given: str | None, name: str) -> int | None:
@@ -262,8 +266,7 @@ def message(connection: Connection, params: rpc.MessageSeq) -> Flow[Any]:
 
 def topics(connection: Connection, params: rpc.TopicPage) -> Flow[msgspec.Raw]:
     """A page of topics in name order, with their counts. A page with fewer than `limit` is the last."""
-    if not 1 <= params.limit <= rpc.TOPICS_MAX:
-        raise TooLargeError(f"limit must be 1 to {rpc.TOPICS_MAX:,}, not {params.limit}", next="Continue with after")
+    _check_limit(params.limit, rpc.TOPICS_MAX)
     scopes, engine = connection.scopes, connection.core.engine
 
     def page(reader: Reader) -> msgspec.Raw:
@@ -282,9 +285,7 @@ def _encoded(answer: Any) -> msgspec.Raw:
 
 def subscriptions(connection: Connection, params: rpc.SubscriptionPage) -> Flow[msgspec.Raw]:
     """A page of the durable subscriptions that the token may use, by id. A page with fewer than `limit` is the last."""
-    if not 1 <= params.limit <= rpc.SUBSCRIPTIONS_MAX:
-        why = f"limit must be 1 to {rpc.SUBSCRIPTIONS_MAX:,}, not {params.limit}"
-        raise TooLargeError(why, next="Continue with after")
+    _check_limit(params.limit, rpc.SUBSCRIPTIONS_MAX)
     core, scopes, owner = connection.core, connection.scopes, _owner(connection)
 
     def page(reader: Reader) -> msgspec.Raw:
@@ -471,14 +472,9 @@ def _schedule_of(
 
 def list_dead_letters(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[list[Any]]:
     """A page of dead letters that fits into an answer. The next page starts after its last; an empty one is the end."""
-    _check_limit(params)
+    _check_limit(params.limit, DEAD_LETTERS_MAX)
     found = yield from connection.core.dead_letters.page(params.after, params.limit, **_filter(connection, params))
     return [dead_letters.to_wire(letter) for letter in found.letters]
-
-
-def _check_limit(params: rpc.DeadLetterFilter) -> None:
-    if not 1 <= params.limit <= DEAD_LETTERS_MAX:
-        raise TooLargeError(f"limit must be 1 to {DEAD_LETTERS_MAX}, not {params.limit}", next="Continue with after")
 
 
 def get_dead_letter(connection: Connection, params: rpc.DeadLetterId) -> Flow[Any]:
@@ -528,7 +524,7 @@ def purge(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[int]:
 
 def export(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[dead_letters.Exported]:
     """A page of dead letters as JSON `lines`. Pass `next` as `after`, until it is null."""
-    _check_limit(params)
+    _check_limit(params.limit, DEAD_LETTERS_MAX)
     return connection.core.dead_letters.export(params.after, params.limit, **_filter(connection, params))
 
 
@@ -577,7 +573,7 @@ def _methods() -> dict[str, Method]:
         "rpc.nack": Method(rpc.Settle, _of_connection(Subscriptions.nack), HELD),
         "rpc.reject": Method(rpc.Settle, _of_connection(Subscriptions.reject), HELD),
         "rpc.extend": Method(rpc.Settle, _of_connection(Subscriptions.extend), HELD),
-        "rpc.fetch": Method(rpc.Fetch, _of_connection(Subscriptions.fetch), HELD),
+        "rpc.fetch": Method(rpc.Fetch, _of_connection(Subscriptions.fetch), HELD, is_untimed=True),
         "rpc.credit": Method(rpc.Credit, _of_connection(Subscriptions.give_credit), HELD),
         "rpc.fetch.end": Method(rpc.SubscriptionId, _of_connection(Subscriptions.end_fetches), HELD),
         "rpc.release": Method(rpc.Release, _of_connection(Subscriptions.release_messages), HELD),
@@ -594,11 +590,11 @@ def _methods() -> dict[str, Method]:
             message,
             Needs(("read",), "its topic; of deliveries and dead letters what the token may use and manage"),
         ),
-        "rpc.topics": Method(rpc.TopicPage, topics, LOOK),
-        "rpc.subscriptions": Method(rpc.SubscriptionPage, subscriptions, LIST_OWN),
-        "rpc.stats": Method(rpc.Nothing, statistics, LOOK),
-        "rpc.stats.history": Method(rpc.HistorySpan, history, WATCH),
-        "rpc.lake": Method(rpc.Nothing, lake, WATCH),
+        "rpc.topics": Method(rpc.TopicPage, topics, LOOK, is_large=True),
+        "rpc.subscriptions": Method(rpc.SubscriptionPage, subscriptions, LIST_OWN, is_large=True),
+        "rpc.stats": Method(rpc.Nothing, statistics, LOOK, is_large=True),
+        "rpc.stats.history": Method(rpc.HistorySpan, history, WATCH, is_large=True),
+        "rpc.lake": Method(rpc.Nothing, lake, WATCH, is_large=True),
         "rpc.health": Method(rpc.Nothing, health, ADMIN),
         "rpc.maintenance.run": Method(rpc.Nothing, run_maintenance, ADMIN),
         "rpc.retain": Method(rpc.Retain, retain, MANAGE, audited=True),
@@ -611,17 +607,23 @@ def _methods() -> dict[str, Method]:
         "rpc.schedule.take": Method(rpc.TakeSchedule, take_schedule, SCHEDULE),
         "rpc.schedule.publish": Method(rpc.PublishOccurrence, publish_occurrence, SCHEDULE),
         "rpc.schedule.remove": Method(rpc.ScheduleId, remove_schedule, Needs(("manage",), "its topic"), audited=True),
-        "rpc.dead_letters": Method(rpc.DeadLetterFilter, list_dead_letters, DEAD),
-        "rpc.dead_letters.get": Method(rpc.DeadLetterId, get_dead_letter, Needs(("manage",), "its topic")),
-        "rpc.dead_letters.stats": Method(rpc.DeadLetterFilter, dead_letter_statistics, DEAD),
+        "rpc.dead_letters": Method(rpc.DeadLetterFilter, list_dead_letters, DEAD, is_large=True),
+        "rpc.dead_letters.get": Method(
+            rpc.DeadLetterId, get_dead_letter, Needs(("manage",), "its topic"), is_large=True
+        ),
+        "rpc.dead_letters.stats": Method(rpc.DeadLetterFilter, dead_letter_statistics, DEAD, is_large=True),
         "rpc.dead_letters.groups": Method(rpc.DeadLetterFilter, dead_letter_groups, DEAD),
         "rpc.dead_letters.redrive": Method(
             rpc.DeadLetterFilter, redrive, Needs(("manage",), f"{DEAD.of}; and `publish` of `to_topic`"), audited=True
         ),
         "rpc.dead_letters.purge": Method(rpc.DeadLetterFilter, purge, DEAD, audited=True),
-        "rpc.dead_letters.export": Method(rpc.DeadLetterFilter, export, DEAD),
+        "rpc.dead_letters.export": Method(rpc.DeadLetterFilter, export, DEAD, is_large=True),
         "rpc.dead_letters.import": Method(
-            rpc.ImportDeadLetters, import_, Needs(("manage",), "each topic; and `publish` of it"), audited=True
+            rpc.ImportDeadLetters,
+            import_,
+            Needs(("manage",), "each topic; and `publish` of it"),
+            audited=True,
+            is_large=True,
         ),
     }
     methods.update(_other_spellings(methods))

@@ -122,6 +122,10 @@ class Method(NamedTuple):
     needs: Needs
     audited: bool = False
     """Each call that was done is recorded in the audit trail."""
+    is_large: bool = False
+    """Its answers are large: a connection reads few of them at a time."""
+    is_untimed: bool = False
+    """It has a timeout of its own."""
 
 
 APPLICATION = Needs(("call",), "the method's name")
