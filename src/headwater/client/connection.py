@@ -334,7 +334,7 @@ class Connection:
             for item in self._session.receive_text(text):
                 if isinstance(item, Answer):
                     request = self._unanswered.pop(item.id, None)  # type: ignore[arg-type]
-                    if request is None:
+                    if request is None:  # it timed out, or was answered before
                         continue
                     if request.parts:
                         done += self._outcomes_of_parts(request, item)
@@ -382,7 +382,6 @@ class Connection:
             for id, request in list(self._unanswered.items()):
                 if request.deadline_s is not None and request.deadline_s <= now_s:
                     del self._unanswered[id]
-                    self._session.forget(id)
                     late += request.parts or [request]
             late += [each for each in self._waiting if not each.completion.done and _is_late(each, now_s)]
             for request in late:

@@ -192,7 +192,7 @@ def _array(run: list[bytes]) -> bytes:
 
 
 class Session:
-    """Reads frames, knows the calls without an answer, and queues the texts to send."""
+    """Reads frames and queues the texts to send."""
 
     def __init__(
         self,
@@ -200,18 +200,14 @@ class Session:
         frame_bytes_max: int = FRAME_BYTES_MAX,
         batch_max: int = BATCH_CALLS_MAX,
         outgoing_bytes_max: int | None = None,
-        first_id: int = 1,
     ) -> None:
         if frame_bytes_max < FRAME_BYTES_MIN or batch_max < 1:
             raise InvalidOptionError(f"a frame takes at least {FRAME_BYTES_MIN} bytes, a batch at least one call")
         self.frame_bytes_max = frame_bytes_max
         self.batch_max = batch_max
-        self.strays = 0
-        """Answers to no call, or to one that was answered already."""
         self.on_outgoing: Callable[[], None] | None = None
         """Called when the first text is queued."""
-        self._next_id = first_id
-        self._unanswered: set[int | str | float | None] = set()
+        self._last_id = 0
         self._answers: list[bytes] = []
         self._own_outgoing_bytes_max = self.outgoing_bytes_max = outgoing_bytes_max or frame_bytes_max
         self._packer = Packer(self.outgoing_bytes_max, batch_max)
@@ -219,8 +215,8 @@ class Session:
     # --- inbound ---
 
     def receive_text(self, text: str | bytes) -> list[Exchange | Answer]:
-        """The calls of a frame as one Exchange, and the answers to our own calls. Never raises: an unreadable frame is
-        answered with an error."""
+        """The calls of a frame as one Exchange, and the answers in it, which may be to no call of ours, or to one that
+        was answered before. Never raises: an unreadable frame is answered with an error."""
         try:
             frame = read_frame(self._utf8(text), self.batch_max)
         except Fault as fault:
@@ -231,13 +227,7 @@ class Session:
             exchange = Exchange(self, frame)
             if frame.calls:
                 found.append(exchange)
-        for answer in frame.answers:
-            if answer.id in self._unanswered:
-                self._unanswered.remove(answer.id)
-                found.append(answer)
-            else:
-                self.strays += 1
-        return found
+        return [*found, *frame.answers]
 
     def _utf8(self, text: str | bytes) -> bytes:
         if len(text) <= self.frame_bytes_max:
@@ -267,22 +257,16 @@ class Session:
         self.outgoing_bytes_max = max(FRAME_BYTES_MIN, min(frame_bytes_max, self._own_outgoing_bytes_max))
         self._packer.set_limits(self.outgoing_bytes_max, max(1, min(batch_max, self.batch_max)))
 
-    def call(self, method: str, params: Any = None, *, alone: bool = False, id: int | None = None) -> int:
-        """Queue a call and return its id; a given id sends a call again. `alone` keeps it out of batches: its answer
-        may take long, and those of the others would wait for it. Raises InvalidDataError or TooLargeError and queues
-        nothing."""
-        number = self._next_id if id is None else id
+    def call(self, method: str, params: Any = None, *, alone: bool = False) -> int:
+        """Queue a call and return its id. `alone` keeps it out of batches: its answer may take long, and those of the
+        others would wait for it. Raises InvalidDataError or TooLargeError and queues nothing."""
+        number = self._last_id + 1
         text = b'%b,"id":%d}' % (_encoded(method, params), number)
         if len(text) > self.outgoing_bytes_max:
             raise self._too_large(method, text)
-        self._next_id = max(self._next_id, number + 1)
-        self._unanswered.add(number)
+        self._last_id = number
         self._queue([text], batch=not (alone or may_be_deep(text)))
         return number
-
-    def forget(self, id: int) -> None:
-        """Stop waiting for a call: its answer counts as a stray."""
-        self._unanswered.discard(id)
 
     def notify(self, method: str, params: Any = None, *, alone: bool = False) -> None:
         text = _encoded(method, params) + b"}"

@@ -665,7 +665,6 @@ class Connection:
             raise RequestTimeoutError("the client did not answer in time", where=method) from exc
         finally:
             self._waiting.pop(number, None)
-            self.session.forget(number)
 
     def notify(self, method: str, params: Any = None) -> None:
         self.session.notify(method, params, alone=not self.takes_batches)
