@@ -291,15 +291,15 @@ async def test_the_rules_of_the_server_hold_for_its_mounts(make_server: MakeServ
             with pytest.raises(InvalidStatus) as refused:
                 await open_socket(server)
             assert refused.value.response.status_code == 503
-        assert server._pages is not None
+        assert server._context is not None
         while server.acceptor.connections:
             await asyncio.sleep(0)
-        server._pages.ready = False
+        server._context.is_ready = False
         with pytest.raises(InvalidStatus) as refused:
             await open_socket(server)
         assert refused.value.response.status_code == 503
         assert (await get(server, "/shed/x")).status == 503
-        server._pages.ready = True
+        server._context.is_ready = True
     assert len(shed.sessions) == 1
 
 

@@ -94,6 +94,8 @@ class ServerContext:
         self.needs_token = authenticate is not None
         self.authenticate = authenticate or (lambda _: None)
         self.version = version
+        self.is_ready = False
+        """Neither starting nor stopping."""
         self.connections: set[Connection] = set()
         self.closing: set[asyncio.Task[None]] = set()  # of connections that release what they held
         self.audit = audit

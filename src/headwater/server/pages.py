@@ -210,7 +210,6 @@ class Pages:
         need = settings.metrics_need_token
         self._metrics_need_token = context.needs_token if need is None else need
         self._files = files
-        self.ready = False
         self._scrape = _Cached(self._metrics)
         self._proof = _Cached(self._prove_writable)
 
@@ -256,7 +255,7 @@ class Pages:
         return _json(200, {"status": "alive", "version": self._context.version})
 
     async def _readiness(self) -> HttpResponse:
-        if not self.ready:
+        if not self._context.is_ready:
             return _json(503, {"status": "not ready", "why": "the server is starting or stopping"})
         return await self._proof.get()
 

@@ -81,7 +81,6 @@ class Server:
         self.inbound = Budget(self.limits.inbound_total_bytes, patience_s=UNFINISHED_S)
         self.outbound = Budget(self.limits.outbound_total_bytes)
         self.acceptor = Acceptor(self)
-        self._is_running = False
         self._retaining: asyncio.Task[None] | None = None
         self._sweepers: list[asyncio.Task[None]] = []
         self._stop_asked: asyncio.Event | None = None
@@ -110,7 +109,7 @@ class Server:
     @property
     def port(self) -> int:
         """The port that the server listens on."""
-        if not self._is_running:
+        if self._context is None or not self._context.is_ready:
             raise InvalidStateError("the server is not running", next="Use it inside `async with server:`")
         return self.acceptor.port
 
@@ -155,9 +154,8 @@ class Server:
             if audit is not None:
                 await asyncio.to_thread(audit.close)
             raise
-        self._is_running = True
         self._sweepers = [asyncio.create_task(self._sweep(known)), asyncio.create_task(self._sweep_budgets())]
-        self._pages.ready = True
+        self._context.is_ready = True
         logger.info("serving %(log)s on %(url)s", {"log": core.name, "url": self.url})
         if self._tokens is not None and self._certificates is None and not is_loopback(settings.host):
             logger.warning("tokens are sent in clear text, unless a proxy in front of this port terminates TLS")
@@ -188,7 +186,7 @@ class Server:
 
     def admit(self, request: UpgradeRequest, transport: WebSocketTransport) -> Admission:
         context = self._context
-        if context is None or self._pages is None or not self._pages.ready:
+        if context is None or not context.is_ready:
             return self._refuse(request, 503, "not_ready", "the server is not ready")
         mount = self._mounts.find(request.target)
         shapes = RPC_PATHS.get(path_of(request.target))
@@ -281,6 +279,7 @@ class Server:
 
     async def _answer(self, request: HttpRequest) -> HttpResponse:
         assert self._pages is not None
+        assert self._context is not None
         if not self._host_is_allowed(request.headers):
             return text_response(421, "the server does not know this name of its own; see the setting server.origins")
         grant = None
@@ -288,7 +287,7 @@ class Server:
             grant = self._authenticate(token)
         mount = self._mounts.find(request.target)
         if mount is not None:
-            if not self._pages.ready:
+            if not self._context.is_ready:
                 return text_response(503, "the server is not ready")
             if not self._origin_is_allowed(request.headers):
                 return text_response(403, NOT_THIS_ORIGIN)
@@ -339,9 +338,9 @@ class Server:
         """Accept no clients, stop deliveries, finish running calls, and close connections with 1001, all within the
         shutdown timeout."""
         context, mounts = self._context, self._mounts
-        if not self._is_running or context is None or self._pages is None:
+        if context is None or not context.is_ready:
             return
-        self._pages.ready = self._is_running = False
+        context.is_ready = False
         logger.info("stopping", extra={"clients": len(context.connections)})
         self.acceptor.close()
         for task in (*self._sweepers, self._retaining):
