@@ -320,8 +320,7 @@ class Connection:
             raise not_allowed("manage", pattern.text)
 
     def may_use(self, id: str, pattern: Pattern, owner: str | None) -> bool:
-        is_own = owner is None or (self.grant is not None and owner == self.grant.owner)
-        return self.scopes.may_use(id, pattern, is_own=is_own)
+        return self.scopes.may_use(id, pattern, is_own=owner in (None, self.owner))
 
     def require_use(self, record: SubscriptionRecord) -> None:
         spec = record.spec

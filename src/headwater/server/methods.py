@@ -286,7 +286,7 @@ def _encoded(answer: Any) -> msgspec.Raw:
 def subscriptions(connection: Connection, params: rpc.SubscriptionPage) -> Flow[msgspec.Raw]:
     """A page of the durable subscriptions that the token may use, by id. A page with fewer than `limit` is the last."""
     _check_limit(params.limit, rpc.SUBSCRIPTIONS_MAX)
-    core, scopes, owner = connection.core, connection.scopes, _owner(connection)
+    core, scopes, owner = connection.core, connection.scopes, connection.owner
 
     def page(reader: Reader) -> msgspec.Raw:
         def wanted(record: SubscriptionRecord) -> bool:
@@ -299,17 +299,13 @@ def subscriptions(connection: Connection, params: rpc.SubscriptionPage) -> Flow[
     return core.engine.read(page, core.engine.statistics)
 
 
-def _owner(connection: Connection) -> str | None:
-    return None if connection.grant is None else connection.grant.owner
-
-
-def _may_use(scopes: Scopes, owner: str | None, id: str, of: SubscriptionInfo | SubscriptionSpec) -> bool:
+def _may_use(scopes: Scopes, owner: str, id: str, of: SubscriptionInfo | SubscriptionSpec) -> bool:
     return scopes.may_use(id, parse_any_spelling(of.pattern), is_own=of.owner in (None, owner))
 
 
 def statistics(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
     """Sum up the log, with the first 10,000 topics by name; `topics_left_out` counts the others."""
-    core, scopes, owner = connection.core, connection.scopes, _owner(connection)
+    core, scopes, owner = connection.core, connection.scopes, connection.owner
 
     def seen(reader: Reader) -> msgspec.Raw:
         found = log_statistics(reader, core.engine.clock.now_ms())

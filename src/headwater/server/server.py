@@ -17,7 +17,7 @@ from headwater.broker.flow import run_async
 from headwater.broker.log import LocalLog
 from headwater.errors import DiskFullError, InvalidConfigurationError, InvalidStateError
 from headwater.server.audit import Audit
-from headwater.server.auth import Grant, Scopes, Token, TokenFile
+from headwater.server.auth import Grant, Token, TokenFile
 from headwater.server.budget import Budget
 from headwater.server.connection import TOO_MANY_OF_A_TOKEN, Connection, ServerContext
 from headwater.server.listener import Acceptor, Admission, Admitted, WebSocketTransport
@@ -255,17 +255,9 @@ class Server:
         return self._tokens.check(token, self._context.core.engine.clock.now_ms())
 
     def _rights(self, grant: Grant | None) -> Rights | None:
-        """Looked up at each use, because a session may outlive its token."""
-        tokens, context = self._tokens, self._context
-        if grant is None or tokens is None or context is None:
+        if grant is None or self._tokens is None or self._context is None:
             return None
-        token_id, clock = grant.token_id, context.core.engine.clock
-
-        def scopes() -> Scopes | None:
-            now = tokens.grant(token_id, clock.now_ms())
-            return None if now is None else now.scopes
-
-        return Rights(grant, scopes)
+        return Rights(grant, self._tokens, self._context.core.engine.clock)
 
     def _audit_refusal(self, request: UpgradeRequest | HttpRequest, status: int, why: str) -> None:
         if self._context is not None and status in (401, 403):
