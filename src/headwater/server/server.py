@@ -8,7 +8,6 @@ import errno
 import ipaddress
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -36,7 +35,7 @@ from headwater.server.mount import (
     text_response,
 )
 from headwater.server.pages import Files, Metrics, Pages
-from headwater.server.registry import Middleware, Registry
+from headwater.server.registry import Middleware, Registry, on_daemon_thread
 from headwater.server.shapes import ImplementationShapes, SpecificationShapes
 from headwater.server.tls import Certificates
 from headwater.settings import Limits, Settings, is_loopback
@@ -363,7 +362,6 @@ class Server:
 
     async def _close_core(self, context: ServerContext, seconds: float) -> None:
         """Close on a daemon thread, because the store may never return."""
-        loop, closed = asyncio.get_running_loop(), asyncio.Event()
 
         def close() -> None:
             try:
@@ -371,13 +369,10 @@ class Server:
                 context.audit.close()
             except Exception:
                 logger.exception("the log was not closed cleanly")
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(closed.set)
 
-        threading.Thread(target=close, name="headwater-closing", daemon=True).start()
         try:
             async with asyncio.timeout(seconds):
-                await closed.wait()
+                await asyncio.shield(on_daemon_thread(close, "headwater-closing"))
         except TimeoutError:
             logger.warning("the log is not closed after %(seconds).1f s; not waiting any longer", {"seconds": seconds})
             return
