@@ -280,7 +280,9 @@ async def test_a_mount_that_fails_to_say_yes_or_no_says_500(make_server: MakeSer
         assert refused.value.response.status_code == 500
 
 
-async def test_the_rules_of_the_server_hold_for_its_mounts(make_server: MakeServer) -> None:
+async def test_the_rules_of_the_server_hold_for_its_mounts(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shed = Shed()
     async with make_server(shed, **{"limits.connections": 1}) as server:
         with pytest.raises(InvalidStatus) as refused:
@@ -294,6 +296,7 @@ async def test_the_rules_of_the_server_hold_for_its_mounts(make_server: MakeServ
         assert server._context is not None
         while server.acceptor.connections:
             await asyncio.sleep(0)
+        monkeypatch.setattr(Server, "port", server.port)  # which a server that is not ready does not tell
         server._context.is_ready = False
         with pytest.raises(InvalidStatus) as refused:
             await open_socket(server)
