@@ -22,7 +22,7 @@ from headwater.client.options import ConnectionSettings, is_permanent, unreachab
 from headwater.client.outbox import Numbering, Outcome, Request, Resumable, gather, outcome_of, outcomes_of, too_late
 from headwater.client.transport import ANSWER_BYTES_MAX, ClientTransport, connect_transport
 from headwater.errors import ClosedError, HeadwaterError, UnauthorizedError, UnreachableError
-from headwater.protocol.jsonrpc import FRAME_BYTES_MAX, Answer, Call, Fault, fault_of
+from headwater.protocol.jsonrpc import FRAME_BYTES_MAX, METHOD_NOT_FOUND, Answer, Call, Fault, fault_of
 from headwater.protocol.methods import Hello, Welcome
 from headwater.protocol.session import Exchange, Session
 
@@ -367,10 +367,10 @@ class Connection:
         for call in exchange.calls:
             try:
                 if self.on_call is None:
-                    raise Fault(-32601, "Method not found")
+                    raise Fault(METHOD_NOT_FOUND, "Method not found")
                 self.on_call(exchange, call)
             except Exception as exc:
-                exchange.refuse(call, exc if isinstance(exc, Fault) else fault_of(exc))
+                exchange.refuse(call, fault_of(exc))
 
     def _check_deadlines(self) -> None:
         self._deadline_timer = self.loop.call_later(

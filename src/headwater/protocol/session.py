@@ -262,17 +262,13 @@ class Session:
         others would wait for it. Raises InvalidDataError or TooLargeError and queues nothing."""
         number = self._last_id + 1
         text = b'%b,"id":%d}' % (_encoded(method, params), number)
-        if len(text) > self.outgoing_bytes_max:
-            raise self._too_large(method, text)
+        self._queue(method, [text], batch=not (alone or may_be_deep(text)))
         self._last_id = number
-        self._queue([text], batch=not (alone or may_be_deep(text)))
         return number
 
     def notify(self, method: str, params: Any = None, *, alone: bool = False) -> None:
         text = _encoded(method, params) + b"}"
-        if len(text) > self.outgoing_bytes_max:
-            raise self._too_large(method, text)
-        self._queue([text], batch=not (alone or may_be_deep(text)))
+        self._queue(method, [text], batch=not (alone or may_be_deep(text)))
 
     def notify_many(self, notices: Sequence[Notice], *, batch: bool) -> None:
         """Many notifications at once: in arrays, or each in a frame of its own for clients that read no batches."""
@@ -282,12 +278,13 @@ class Session:
             texts = list(map(encode, notices))
         except NOT_JSON as exc:
             raise InvalidDataError(f"params are not JSON: {exc}", where=notices[0].method) from exc
-        longest = max(texts, key=len)
-        if len(longest) > self.outgoing_bytes_max:
-            raise self._too_large(notices[0].method, longest)
-        self._queue(texts, batch=batch)
+        self._queue(notices[0].method, texts, batch=batch)
 
-    def _queue(self, texts: Sequence[bytes], *, batch: bool) -> None:
+    def _queue(self, method: str, texts: Sequence[bytes], *, batch: bool) -> None:
+        longest = max(map(len, texts))
+        if longest > self.outgoing_bytes_max:
+            why = f"the call takes {longest} bytes, the limit of a frame is {self.outgoing_bytes_max}"
+            raise TooLargeError(why, where=method, next="Send it in parts")
         was_idle = not (self._answers or self._packer.runs)
         if batch:
             self._packer.add_all(texts)
@@ -295,10 +292,6 @@ class Session:
             self._packer.add_alone(texts)
         if was_idle and self.on_outgoing is not None:
             self.on_outgoing()
-
-    def _too_large(self, method: str, text: bytes) -> TooLargeError:
-        why = f"the call takes {len(text)} bytes, the limit of a frame is {self.outgoing_bytes_max}"
-        return TooLargeError(why, where=method, next="Send it in parts")
 
     @property
     def has_something_to_send(self) -> bool:
