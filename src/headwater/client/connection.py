@@ -39,7 +39,6 @@ class Connection:
         self.settings = settings
         self.loop = loop
         self.state = "disconnected"
-        self.welcome: Welcome | None = None
         self.resumables: list[Resumable] = []
         self.on_call: Callable[[Exchange, Call], None] | None = None  # calls and notifications of the server
         self.first_connection: Completion[None] = Completion()
@@ -161,8 +160,8 @@ class Connection:
         session.on_outgoing = self._flush_soon
         self._transport = transport = await connect_transport(self.settings, self._receive, self.send_waiting)
         try:
-            self.welcome = await self._greet(transport)
-            session.respect(frame_bytes_max=self.welcome.frame_bytes_max, batch_max=self.welcome.batch_calls_max)
+            welcome = await self._greet(transport)
+            session.respect(frame_bytes_max=welcome.frame_bytes_max, batch_max=welcome.batch_calls_max)
             for resumable in list(self.resumables):
                 request = resumable.resume()
                 if request is not None:

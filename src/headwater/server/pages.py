@@ -69,8 +69,7 @@ class Metrics:
         self.connections = gauge("connections_active", "Clients connected now.")
         self.connected = counter("connections", "Clients that have connected.")
         self.refused = counter("connections_refused", "Connections refused.", "why")
-        self._calls = counter("requests", "Calls by method and outcome.", "method", "outcome")
-        self._calls_of = cache(self._calls.labels)
+        self._calls_of = cache(counter("requests", "Calls by method and outcome.", "method", "outcome").labels)
         for name in _PUBLISHES:  # there from the start, with 0
             self._calls_of(name, "done")
         self._duration_of = cache(histogram("request_duration", "Time to answer a call.", _SECONDS, "method").labels)
