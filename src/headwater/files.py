@@ -1,4 +1,4 @@
-"""Files as several packages need them: durable, and locked for as long as a process lives."""
+"""Files as several packages need them: durable, locked for as long as a process lives, and watched for changes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,22 @@ try:
     import fcntl
 except ImportError:  # Windows: there nothing is locked
     fcntl = None  # type: ignore[assignment]
+
+
+Signature = tuple[int, int, int, int]
+
+
+def signature_at(path: str | os.PathLike[str]) -> Signature | None:
+    """Differs whenever the file has changed; None if there is no file."""
+    try:
+        return signature_of(os.stat(path))
+    except OSError:
+        return None
+
+
+def signature_of(found: os.stat_result) -> Signature:
+    # With the mode, because `chmod` changes none of the others and may be the correction.
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
 
 
 def sync_file(path: str | os.PathLike[str]) -> None:

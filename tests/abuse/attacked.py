@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from server_process import ServerProcess
 from websockets.sync.client import ClientConnection, connect
 
 from headwater.server.auth import Scopes, TokenFile
@@ -38,11 +38,6 @@ IS_BESIDE_OTHERS = "PYTEST_XDIST_WORKER" in os.environ
 BESIDE_OTHERS = 4.0 if IS_BESIDE_OTHERS else 1.0
 VICTIM_MESSAGES = 60 if IS_BESIDE_OTHERS else 200  # an attack lasts until the victim has sent them
 
-SERVER = """
-import json, sys, headwater
-path, settings = sys.argv[1:]
-headwater.serve(path, **json.loads(settings)).run(lambda server: print(server.port, flush=True))
-"""
 VICTIM = """
 import json, sys, threading, time, headwater
 url, token, pause_s, count = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
@@ -66,25 +61,17 @@ print(json.dumps({"published": published, "delivered": delivered}), flush=True)
 """
 
 
-class Attacked:
+class Attacked(ServerProcess):
     """Settings are those of `headwater.serve`; `descriptors` is the soft limit of open files that the server starts
     with."""
 
     def __init__(self, directory: Path, *, log: str | None = None, descriptors: int | None = None, **settings: Any):
-        self.directory = directory
+        super().__init__(directory / "log.db", log, tokens=str(directory / "tokens.json"), **settings)
         self.tokens = TokenFile(directory / "tokens.json")
-        self._log = log or str(directory / "log.db")
-        self._settings = {"tokens": str(directory / "tokens.json"), "port": 0, **settings}
         self._descriptors = descriptors
-        self._process: subprocess.Popen[bytes] | None = None
-        self.port = 0
 
     def token(self, label: str = "attacker", **scopes: Any) -> str:
         return self.tokens.create(label, Scopes(**scopes), now_ms=time.time_ns() // 1_000_000)
-
-    @property
-    def url(self) -> str:
-        return f"ws://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -126,50 +113,21 @@ class Attacked:
     ) -> str:
         reported = f"{attack or 'attack'}: victim {victim.summary()}; server's peak {self.peak_mb():.0f} MB"
         print(f"\n{reported}")
-        assert len(victim.published) >= VICTIM_MESSAGES, f"{reported}\n{self.output()}"
+        assert len(victim.published) >= VICTIM_MESSAGES, f"{reported}\n{self.errors()}"
         assert victim.p99_ms < p99_ms * BESIDE_OTHERS, reported
         assert self.peak_mb() < rss_mb, reported
         return reported
 
     # --- its life -----------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        command = [sys.executable, "-c", SERVER, self._log, json.dumps({**self._settings, "port": self.port})]
-        if self._descriptors is not None:
-            command = ["bash", "-c", f'ulimit -Sn {self._descriptors}; exec "$@"', "bash", *command]
-        with open(self.directory / "server-stderr", "ab") as errors:
-            self._process = subprocess.Popen(
-                command, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
-            )
-        self.port = int(line_of(self._process) or 0)
-        assert self.port, self.output()
-
-    def output(self) -> str:
-        """The last of what it wrote to stderr."""
-        return (self.directory / "server-stderr").read_text(errors="replace")[-5_000:]
-
-    def stop(self, seconds_max: float = PATIENCE_S) -> float:
-        """SIGTERM; returns how long it took to end."""
-        assert self._process is not None
-        began = time.monotonic()
-        self._process.send_signal(signal.SIGTERM)
-        assert self._process.wait(seconds_max) == 0, self.output()
-        return time.monotonic() - began
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
+    def command(self) -> list[str]:
+        if self._descriptors is None:
+            return super().command()
+        return ["bash", "-c", f'ulimit -Sn {self._descriptors}; exec "$@"', "bash", *super().command()]
 
     def __enter__(self) -> Self:
         self.token("first", publish=["first"])
-        self.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.kill()
+        return super().__enter__()
 
 
 VICTIM_SCOPES: dict[str, Any] = {"publish": ["victim.>"], "read": ["victim.>"], "consume": ["victim"]}

@@ -44,6 +44,19 @@ async def test_a_method_of_the_server_is_called_with_params_by_name_and_by_place
         assert await log.remote.call("later", {"text": "ü"}) == {"text": "ü", "by": "later"}
 
 
+async def test_an_answer_to_no_call_or_to_an_answered_one_is_ignored(serve: Any) -> None:
+    async with serve() as server, headwater.open_async(server.url) as log:
+        connection = log._core._connection
+        first = asyncio.ensure_future(log.remote.call("rpc.last_seq"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        [id] = connection._unanswered
+        for answer in (f'{{"result":{{"sequence_id":7}},"id":{id}', '{"result":8,"id":99', '{"result":9,"id":null'):
+            connection._receive(f'{answer},"jsonrpc":"2.0"}}'.encode())
+        assert await first == {"sequence_id": 7}  # and the server's own answer is the second one
+        assert await log.last_seq() == 0
+
+
 async def test_errors_of_the_server_arrive_as_what_they_are(serve: Any) -> None:
     server = serve()
 

@@ -13,12 +13,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from browser import Browser, Page, find_browser
-from running import Running
+from served import ServerOnThread
 
 import headwater
 from headwater import Log
 
-Serve = Callable[..., Running]
+Serve = Callable[..., ServerOnThread]
 OpenPage = Callable[[str], Page]
 
 
@@ -26,10 +26,10 @@ OpenPage = Callable[[str], Page]
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Start a server for a log of the test's own, on a free port by default."""
     monkeypatch.chdir(tmp_path)  # where no headwater.toml lies
-    started: list[Running] = []
+    started: list[ServerOnThread] = []
 
-    def start(log: str | Path = tmp_path / "events.db", **flags: Any) -> Running:
-        started.append(Running(headwater.serve(log, **{"port": 0, **flags})))
+    def start(log: str | Path = tmp_path / "events.db", **flags: Any) -> ServerOnThread:
+        started.append(ServerOnThread(headwater.serve(log, **{"port": 0, **flags})))
         return started[-1]
 
     yield start
@@ -38,12 +38,12 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def server(serve: Serve) -> Running:
+def server(serve: Serve) -> ServerOnThread:
     return serve()
 
 
 @pytest.fixture
-def log(server: Running) -> Iterator[Log]:
+def log(server: ServerOnThread) -> Iterator[Log]:
     with headwater.open(server.url) as opened:
         yield opened
 
@@ -75,7 +75,7 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
 
 
 @pytest.fixture
-def page(server: Running, open_page: OpenPage) -> Page:
+def page(server: ServerOnThread, open_page: OpenPage) -> Page:
     opened = open_page(server.page)
     opened.until("main.dataset.sight === 'all'")
     return opened

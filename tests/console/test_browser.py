@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from browser import Page
-from running import Running
+from served import ServerOnThread
 from steps import dead_letter, go, listening, look, press, publish
 
 from headwater import Log
 from headwater.errors import InvalidTopicError
-from headwater.server.server import Server
 
 MARKUP = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
 TOPIC = "&lt;b<img/src=x/onerror=window.hacked=1//"
@@ -324,16 +323,16 @@ def test_any_method_can_be_called(page: Page) -> None:
 # --- connections that break -----------------------------------------------------------------------------------------
 
 
-def test_a_lost_connection_comes_back_and_goes_on_listening(page: Page, server: Running, log: Log) -> None:
+def test_a_lost_connection_comes_back_and_goes_on_listening(page: Page, server: ServerOnThread, log: Log) -> None:
     listening(page)
     log.publish("a", 1)
     page.until("document.querySelectorAll('#tail li').length === 1")
 
-    def drop_browsers(running: Server) -> None:
-        for connection in running.connections:
+    async def drop_browsers() -> None:
+        for connection in server._server.connections:
             connection.close(1001, "for a test")
 
-    server.do(drop_browsers)
+    server.run(drop_browsers())
     page.until("document.querySelector('#tail .note')")
     listening(page)
     log.publish("a", 2)
@@ -341,7 +340,9 @@ def test_a_lost_connection_comes_back_and_goes_on_listening(page: Page, server: 
     assert page.text("#tail code") == "2"
 
 
-def test_a_server_that_went_away_is_found_again(serve: Callable[..., Running], browser: Any, tmp_path: Path) -> None:
+def test_a_server_that_went_away_is_found_again(
+    serve: Callable[..., ServerOnThread], browser: Any, tmp_path: Path
+) -> None:
     first = serve()
     page = browser.open(first.page)
     page.until("main.dataset.sight === 'all'")

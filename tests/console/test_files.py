@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from running import Running
+from served import ServerOnThread
 
 import headwater
 import headwater.console
@@ -43,7 +43,7 @@ TYPES = {
 
 
 def get(
-    server: Running, path: str, accept: str = BROWSER, method: str = "GET"
+    server: ServerOnThread, path: str, accept: str = BROWSER, method: str = "GET"
 ) -> tuple[http.client.HTTPResponse, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     try:
@@ -58,7 +58,7 @@ def get(
 
 
 @pytest.mark.parametrize(("path", "content_type"), TYPES.items())
-def test_a_browser_gets_each_file_with_its_type(server: Running, path: str, content_type: str) -> None:
+def test_a_browser_gets_each_file_with_its_type(server: ServerOnThread, path: str, content_type: str) -> None:
     response, body = get(server, path)
     assert response.status == 200
     assert response.headers["Content-Type"] == content_type
@@ -66,7 +66,7 @@ def test_a_browser_gets_each_file_with_its_type(server: Running, path: str, cont
 
 
 @pytest.mark.parametrize("path", TYPES)
-def test_every_file_comes_under_a_strict_policy(server: Running, path: str) -> None:
+def test_every_file_comes_under_a_strict_policy(server: ServerOnThread, path: str) -> None:
     headers = get(server, path)[0].headers
     policy = dict(each.strip().split(" ", 1) for each in headers["Content-Security-Policy"].split(";"))
     assert policy == {
@@ -85,20 +85,20 @@ def test_every_file_comes_under_a_strict_policy(server: Running, path: str) -> N
     assert headers["Cache-Control"] == "no-cache"
 
 
-def test_a_head_request_gets_the_headers_alone(server: Running) -> None:
+def test_a_head_request_gets_the_headers_alone(server: ServerOnThread) -> None:
     response, body = get(server, "/", method="HEAD")
     assert (response.status, body) == (200, b"")
     assert int(response.headers["Content-Length"]) == len(FILES["index.html"].encode())
 
 
 @pytest.mark.parametrize("accept", ["*/*", "", "application/json"])
-def test_a_program_at_the_root_is_reported_in_a_line(server: Running, accept: str) -> None:
+def test_a_program_at_the_root_is_reported_in_a_line(server: ServerOnThread, accept: str) -> None:
     response, body = get(server, "/", accept)
     assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
     assert body.count(b"\n") == 1
 
 
-def test_without_the_console_there_is_nothing_for_browsers(serve: Callable[..., Running]) -> None:
+def test_without_the_console_there_is_nothing_for_browsers(serve: Callable[..., ServerOnThread]) -> None:
     server = serve(console=False)
     response, _ = get(server, "/")
     assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
@@ -108,7 +108,7 @@ def test_without_the_console_there_is_nothing_for_browsers(serve: Callable[..., 
 @pytest.mark.parametrize(
     "path", ["/console/", "/console/__init__.py", "/console/../__init__.py", "/console/%2e%2e/__init__.py"]
 )
-def test_nothing_else_of_the_room_is_served(server: Running, path: str) -> None:
+def test_nothing_else_of_the_room_is_served(server: ServerOnThread, path: str) -> None:
     assert get(server, path)[0].status == 404
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from browser import Page
-from running import Running
+from served import ServerOnThread
 from steps import go, look
 
 import headwater
@@ -59,7 +59,7 @@ def lake(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def page(lake: Path, serve: Callable[..., Running], open_page: Callable[[str], Page]) -> Page:
+def page(lake: Path, serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page]) -> Page:
     with headwater.open(lake.parent / "events.db") as log:
         log.publish_many([("orders.new", number) for number in range(5)])
     with closing(sqlite3.connect(lake.parent / "events.db")) as database, database:
@@ -145,7 +145,7 @@ def test_a_broken_lake_is_named_with_what_to_do(page: Page, lake: Path, text: st
     ("folder", "why"), [("gone", "There is no such folder"), ("gs://bucket/lake", "in a folder or on S3")]
 )
 def test_a_lake_that_is_not_there_is_named(
-    serve: Callable[..., Running], open_page: Callable[[str], Page], folder: str, why: str
+    serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page], folder: str, why: str
 ) -> None:
     page = open_page(serve(lake=folder).page)
     page.until("main.dataset.sight === 'all'")
@@ -165,7 +165,7 @@ def test_an_axis_of_bytes_has_round_numbers_of_bytes(page: Page, lake: Path) -> 
 
 
 def test_without_a_lake_the_page_says_how_to_get_one(
-    serve: Callable[..., Running], open_page: Callable[[str], Page]
+    serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page]
 ) -> None:
     page = open_page(serve().page)
     page.until("main.dataset.sight === 'all'")

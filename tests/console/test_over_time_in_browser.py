@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from browser import Page
-from running import Running
+from served import ServerOnThread
 from steps import look, texts
 
 import headwater
@@ -63,7 +63,7 @@ def colours(page: Page, title: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def page(tmp_path: Path, serve: Callable[..., Running], open_page: Callable[[str], Page]) -> Page:
+def page(tmp_path: Path, serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page]) -> Page:
     """Two hours of minutes with a gap in it."""
     remember(tmp_path / "events.db", [ago for ago in range(1, 121) if ago not in DOWN])
     opened = open_page(serve().page)
@@ -142,7 +142,7 @@ def test_a_subscription_keeps_its_colour(page: Page, tmp_path: Path) -> None:
 
 
 def test_of_many_subscriptions_the_greatest_are_drawn(
-    tmp_path: Path, serve: Callable[..., Running], open_page: Callable[[str], Page]
+    tmp_path: Path, serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page]
 ) -> None:
     names = [f"s{number:02}" for number in range(1, 11)]
     remember(tmp_path / "events.db", range(1, 50), names=names)
@@ -153,7 +153,7 @@ def test_of_many_subscriptions_the_greatest_are_drawn(
 
 
 def test_a_new_log_says_when_there_will_be_something(
-    serve: Callable[..., Running], open_page: Callable[[str], Page]
+    serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page]
 ) -> None:
     page = open_page(serve().page)
     page.until("main.dataset.sight === 'all'")
@@ -164,7 +164,7 @@ def test_a_new_log_says_when_there_will_be_something(
 
 
 def test_a_subscription_without_a_sample_is_not_called_missing(
-    serve: Callable[..., Running], open_page: Callable[[str], Page]
+    serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page]
 ) -> None:
     page = open_page(serve().page)
     said = f"{chart('Lag')}.querySelector('.no-data').textContent"

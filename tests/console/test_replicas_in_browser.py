@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 from browser import Page
-from running import Running
+from served import ServerOnThread
 from steps import go, listening, push
 from websockets.sync.client import connect
 
@@ -89,7 +89,7 @@ def test_the_command_that_is_shown_restores_the_version(page: Page) -> None:
         assert restored.execute("SELECT count(*) FROM orders").fetchone() == (2,)
 
 
-def test_a_claim_is_shown_while_it_is_held(page: Page, server: Running) -> None:
+def test_a_claim_is_shown_while_it_is_held(page: Page, server: ServerOnThread) -> None:
     push(page, "shop/app.db")
     page.until("document.querySelector('#replica-rows tr')")
     go(page, "replicas")
@@ -107,7 +107,7 @@ def test_a_claim_is_shown_while_it_is_held(page: Page, server: Running) -> None:
 
 
 def test_a_server_that_keeps_no_replicas_is_not_asked_for_them(
-    serve: Callable[..., Running], open_page: Callable[[str], Page]
+    serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page]
 ) -> None:
     page = open_page(serve("memory:").page)
     page.until(has_got("metrics"))
@@ -117,7 +117,7 @@ def test_a_server_that_keeps_no_replicas_is_not_asked_for_them(
 
 
 def test_a_token_shows_what_it_may_pull(
-    serve: Callable[..., Running], open_page: Callable[[str], Page], tmp_path: Path
+    serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page], tmp_path: Path
 ) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
     everything = tokens.create("everything", EVERYTHING, now_ms=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from browser import Page
-from running import Running
+from served import ServerOnThread
 from steps import go, listening, press, publish, texts
 
 import headwater
@@ -29,7 +29,7 @@ def give(page: Page, token: str) -> None:
 
 
 def test_a_token_lets_in_and_is_kept_nowhere(
-    serve: Callable[..., Running], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
+    serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
 ) -> None:
     server = serve(tokens=str(tmp_path / "tokens.json"))
     page = open_page(server.page)
@@ -59,7 +59,7 @@ def signed_in(page: Page, token: str) -> Page:
 
 
 def test_a_revoked_token_leads_back_to_the_sign_in_with_the_reason(
-    serve: Callable[..., Running], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
+    serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
 ) -> None:
     page = open_page(serve(tokens=str(tmp_path / "tokens.json")).page)
     token = tokens.create("console", EVERYTHING, now_ms=0)
@@ -78,7 +78,7 @@ def test_a_revoked_token_leads_back_to_the_sign_in_with_the_reason(
 
 
 def test_an_expired_token_leads_back_to_the_sign_in_with_the_reason(
-    serve: Callable[..., Running], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
+    serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
 ) -> None:
     page = open_page(serve(tokens=str(tmp_path / "tokens.json")).page)
     now_ms = int(time.time() * 1000)
@@ -88,7 +88,7 @@ def test_an_expired_token_leads_back_to_the_sign_in_with_the_reason(
 
 
 def test_signing_out_forgets_the_token_and_what_it_showed(
-    serve: Callable[..., Running], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
+    serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
 ) -> None:
     page = open_page(serve(tokens=str(tmp_path / "tokens.json")).page)
     signed_in(page, tokens.create("the console of ops", EVERYTHING, now_ms=0))
@@ -124,7 +124,7 @@ ALL = ["#overview", "#messages", "#subscriptions", "#dead-letters", "#lake", "#a
     ],
 )
 def test_what_the_token_may_not_do_is_not_shown(
-    serve: Callable[..., Running],
+    serve: Callable[..., ServerOnThread],
     open_page: Callable[[str], Page],
     tokens: TokenFile,
     tmp_path: Path,
@@ -152,7 +152,7 @@ def test_what_the_token_may_not_do_is_not_shown(
 
 
 def test_a_token_for_some_topics_shows_those(
-    serve: Callable[..., Running], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
+    serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
 ) -> None:
     server = serve(tokens=str(tmp_path / "tokens.json"))
     everything = tokens.create("everything", EVERYTHING, now_ms=0)
@@ -175,7 +175,7 @@ def test_a_token_for_some_topics_shows_those(
 
 
 def test_messages_and_subscriptions_show_what_the_token_may(
-    serve: Callable[..., Running], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
+    serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
 ) -> None:
     server = serve(tokens=str(tmp_path / "tokens.json"))
     everything = tokens.create("everything", EVERYTHING, now_ms=0)
@@ -207,7 +207,7 @@ def test_messages_and_subscriptions_show_what_the_token_may(
 
 
 def test_a_manager_of_some_topics_sees_and_redrives_the_dead_letters_of_those_alone(
-    serve: Callable[..., Running], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
+    serve: Callable[..., ServerOnThread], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
 ) -> None:
     server = serve(tokens=str(tmp_path / "tokens.json"), audit=str(tmp_path / "audit.jsonl"))
     everything = tokens.create("everything", EVERYTHING, now_ms=0)

@@ -1,41 +1,31 @@
-"""A server on a thread with a loop of its own, for tests that are no coroutines."""
+"""A server that notes what reaches its event loop, and what stays behind when its clients have gone."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import traceback
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
+
+from served import ServerOnThread
 
 from headwater.server.server import Server
 
-T = TypeVar("T")
 PATIENCE_S = 20.0
 
 
-class BackgroundServer:
-    def __init__(self, make: Callable[[], Server]) -> None:
+class BackgroundServer(ServerOnThread):
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
         self._mishaps: list[str] = []
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(self._note_mishap)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="server under test", daemon=True)
-        self._thread.start()
-        self.server = make()
-        self.run(self.server.start())
-        self.url = self.server.url
-        self.port = self.server.port
+        self._loop.call_soon_threadsafe(self._loop.set_exception_handler, self._note_mishap)
         self._tasks_at_rest = self.run(self._tasks())
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_S)
 
     async def _tasks(self) -> int:
         return len(asyncio.all_tasks())
 
     async def _at_rest(self) -> list[str]:
         """Waits until nothing is left of any client; what stays is named."""
-        server = self.server
+        server = self._server
         for _ in range(int(PATIENCE_S * 100)):
             context = server._context
             assert context is not None
@@ -67,9 +57,3 @@ class BackgroundServer:
     def check_nothing_is_left(self) -> None:
         assert self.run(self._at_rest()) == []
         assert self.take_mishaps() == []
-
-    def stop(self) -> None:
-        self.run(self.server.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_S)
-        self._loop.close()

@@ -7,11 +7,13 @@ from headwater.server.budget import MOVED_BYTES_MIN, SHARE_BYTES_MIN, STALLED_S,
 MAX = 10 * SHARE_BYTES_MIN
 
 
-class Holder:
-    def __init__(self) -> None:
+class OfOne(Account):
+    owner = "one"
+
+    def __init__(self, budget: Budget) -> None:
+        super().__init__(budget)
         self.signals: list[str] = []
         self.moved = 0
-        self.owner = "one"
         self.awaited = True
 
     def is_awaited(self) -> bool:
@@ -35,20 +37,11 @@ class Clock:
         return self.now_s
 
 
-def holder(account: Account) -> Holder:
-    assert isinstance(account.holder, Holder)
-    return account.holder
-
-
-def accounts(budget: Budget, *sizes: int) -> list[Account]:
-    made = [Account(budget, Holder()) for _ in sizes]
+def accounts(budget: Budget, *sizes: int) -> list[OfOne]:
+    made = [OfOne(budget) for _ in sizes]
     for account, size in zip(made, sizes, strict=True):
         account.set(size)
     return made
-
-
-def signals(account: Account) -> list[str]:
-    return holder(account).signals
 
 
 def test_within_the_limit_all_may_grow() -> None:
@@ -64,7 +57,7 @@ def test_beyond_it_those_with_more_than_their_share_wait_but_for_the_first() -> 
     assert not second.may_grow
     assert small.may_grow
     first[0].set(0)
-    assert signals(second) == ["room"]
+    assert second.signals == ["room"]
     assert second.may_grow
 
 
@@ -80,7 +73,7 @@ def test_beyond_it_an_account_takes_more_only_in_its_turn_however_little_it_hold
 def test_one_owner_does_not_wait_for_another() -> None:
     budget = Budget(MAX)
     *many, other = accounts(budget, *[MAX] * 20, MAX)
-    holder(other).owner = "another"
+    other.owner = "another"
     assert [each.may_take for each in many].count(True) == TURNS
     assert other.may_take
 
@@ -90,7 +83,7 @@ def test_all_go_on_when_there_is_room() -> None:
     assert [each.may_take for each in (*first, second, third)] == [True] * TURNS + [False, False]
     for each in first:
         each.set(0)
-    assert (signals(second)[-1:], signals(third)[-1:]) == (["room"], ["room"])
+    assert (second.signals[-1:], third.signals[-1:]) == (["room"], ["room"])
     assert second.may_take
 
 
@@ -101,17 +94,17 @@ def test_one_that_gets_below_its_share_is_reported() -> None:
     assert not second.may_grow
     second.set(1)
     assert budget.is_exceeded
-    assert signals(second) == ["room"]
+    assert second.signals == ["room"]
 
 
 def test_a_turn_that_is_not_used_is_passed_on() -> None:
     budget = Budget(MAX)
     [_, *idle, last] = accounts(budget, MAX + 1, *[0] * TURNS, 0)
     for each in (*idle, last):
-        holder(each).awaited = False
+        each.awaited = False
     assert [each.may_take for each in (*idle, last)] == [True] * TURNS + [False]
     budget.sweep()
-    assert signals(last) == ["room"]
+    assert last.signals == ["room"]
     assert last.may_take
 
 
@@ -129,16 +122,16 @@ def test_clients_that_do_too_little_are_given_up_while_others_need_the_room() ->
     clock = Clock()
     budget = Budget(MAX, clock)
     stalled, trickling, moving, small, answering = accounts(budget, MAX, MAX, MAX, 100, MAX)
-    holder(answering).awaited = False  # it waits for the server
+    answering.awaited = False  # it waits for the server
     for _ in range(3):
         budget.sweep()
         clock.now_s += STALLED_S / 2
-        holder(trickling).moved += 1
-        holder(moving).moved += MOVED_BYTES_MIN
+        trickling.moved += 1
+        moving.moved += MOVED_BYTES_MIN
     budget.sweep()
     for each in (stalled, trickling, small):
-        assert signals(each)[-1:] == ["stalled"]
-    assert (signals(moving), signals(answering)) == ([], [])
+        assert each.signals[-1:] == ["stalled"]
+    assert (moving.signals, answering.signals) == ([], [])
 
 
 def test_what_is_unfinished_for_long_is_given_up_in_any_case() -> None:
@@ -148,9 +141,9 @@ def test_what_is_unfinished_for_long_is_given_up_in_any_case() -> None:
     for _ in range(6):
         budget.sweep()
         patient.sweep()
-        assert signals(small) == []
+        assert small.signals == []
         clock.now_s += 10
-        holder(small).moved += 1
+        small.moved += 1
     budget.sweep()
     patient.sweep()
-    assert (signals(small), signals(unread)) == (["stalled"], [])
+    assert (small.signals, unread.signals) == (["stalled"], [])

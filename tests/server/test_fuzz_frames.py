@@ -45,7 +45,7 @@ def under_fire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundS
     }
     with pytest.MonkeyPatch.context() as monkeypatch:
         without_settings(monkeypatch, path.parent)
-        background = BackgroundServer(lambda: headwater.serve(path, port=0, **flags))
+        background = BackgroundServer(headwater.serve(path, port=0, **flags))
     yield background
     background.check_nothing_is_left()
     background.stop()

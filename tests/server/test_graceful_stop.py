@@ -26,7 +26,7 @@ server = headwater.serve("log.db", port=0, shutdown_timeout=float(sys.argv[1]))
 @server.method("outlast")
 async def outlast():
     print("inside", flush=True)
-    while server._pages.ready:  # it ends only after the stopping has begun
+    while server._context.is_ready:  # it ends only after the stopping has begun
         await asyncio.sleep(0.005)
     return "done"
 
@@ -142,7 +142,7 @@ async def test_publishes_under_way_are_answered_before_the_close(serve: Serve, t
         batch = await client.ask("rpc.publish.batch", {"messages": [{"topic": "a", "data": 1}] * 3})
         await client.call("rpc.last_seq")  # both have been read
         stopping = asyncio.create_task(server.stop())
-        while server._pages is None or server._pages.ready:
+        while server._context is None or server._context.is_ready:
             await asyncio.sleep(0)
         for _ in range(10):
             await asyncio.sleep(0)

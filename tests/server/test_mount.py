@@ -264,7 +264,7 @@ async def test_a_mount_that_fails_to_say_yes_or_no_says_500(serve_mount: Serve) 
         assert refused.value.response.status_code == 500
 
 
-async def test_the_rules_of_the_server_hold_for_its_mounts(serve_mount: Serve) -> None:
+async def test_the_rules_of_the_server_hold_for_its_mounts(serve_mount: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     shed = Shed()
     async with serve_mount(shed, **{"limits.connections": 1}) as server:
         with pytest.raises(InvalidStatus) as refused:
@@ -275,15 +275,16 @@ async def test_the_rules_of_the_server_hold_for_its_mounts(serve_mount: Serve) -
             with pytest.raises(InvalidStatus) as refused:
                 await open_socket(server)
             assert refused.value.response.status_code == 503
-        assert server._pages is not None
+        assert server._context is not None
         while server.acceptor.connections:
             await asyncio.sleep(0)
-        server._pages.ready = False
+        monkeypatch.setattr(Server, "port", server.port)  # which a server that is not ready does not tell
+        server._context.is_ready = False
         with pytest.raises(InvalidStatus) as refused:
             await open_socket(server)
         assert refused.value.response.status_code == 503
         assert (await get(server, "/shed/x")).status == 503
-        server._pages.ready = True
+        server._context.is_ready = True
     assert len(shed.sessions) == 1
 
 

@@ -1,12 +1,12 @@
-"""A log behind a server, for tests that are written for a file: the server runs on a thread with its own event loop."""
+"""Servers on a thread with an event loop of their own; and a log behind one, for tests that are written for a file."""
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import headwater
 from headwater import AsyncLog, Log
@@ -14,33 +14,35 @@ from headwater.server.server import Server
 from headwater.settings import load_settings
 from headwater.wiring import make_server
 
-STOP_S_MAX = 30
+T = TypeVar("T")
+
+PATIENCE_S = 60
 
 
-class RunningServer:
-    """Options are those that `headwater.open` takes for a file. The settings are the built-in ones, whatever the
-    environment says."""
+class ServerOnThread:
+    """A server on a thread with an event loop of its own, for tests that are no coroutines."""
 
-    def __init__(self, path: Path, port: int = 0, **options: Any) -> None:
-        flags = {"server.log": str(path), "server.port": port}
-        settings = load_settings(config=None, profile=None, flags=flags, environment={}, directory=str(path.parent))
-        self._server = make_server(settings, **options)
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self._ready: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=self._run, name="served-log", daemon=True)
         self._thread.start()
-        self._loop = self._ready.result()
-        self.url = self._server.url
+        self._loop = self._ready.result(PATIENCE_S)
+        self.url = server.url
+        self.port = server.port
 
     def _run(self) -> None:
         try:
-            self._server.run(self._tell)
+            self._server.run(lambda _: self._ready.set_result(asyncio.get_running_loop()))
         except BaseException as exc:
             if self._ready.done():
                 raise
             self._ready.set_exception(exc)
 
-    def _tell(self, server: Server) -> None:
-        self._ready.set_result(asyncio.get_running_loop())
+    @property
+    def page(self) -> str:
+        """For browsers."""
+        return self.url.replace("ws://", "http://") + "/"
 
     @property
     def core(self) -> Any:
@@ -48,10 +50,25 @@ class RunningServer:
         assert self._server._context is not None
         return self._server._context.core
 
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Where the server lives."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_S)
+
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._server.ask_to_stop)
-        self._thread.join(STOP_S_MAX)
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._server.ask_to_stop)
+            self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the server does not stop"
+
+
+class RunningServer(ServerOnThread):
+    """Options are those that `headwater.open` takes for a file. The settings are the built-in ones, whatever the
+    environment says."""
+
+    def __init__(self, path: Path, port: int = 0, **options: Any) -> None:
+        flags = {"server.log": str(path), "server.port": port}
+        settings = load_settings(config=None, profile=None, flags=flags, environment={}, directory=str(path.parent))
+        super().__init__(make_server(settings, **options))
 
 
 class ServedFile:

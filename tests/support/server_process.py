@@ -7,8 +7,9 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from server_program import free_port
 
@@ -40,7 +41,7 @@ class ServerProcess:
         """Returns when it answers."""
         with open(self._errors, "ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, self._log, str(self.port), self._settings],
+                self.command(),
                 cwd=self.path.parent,  # where no headwater.toml lies
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -51,26 +52,32 @@ class ServerProcess:
         assert readable, "the server takes too long to start"
         assert self._process.stdout.readline() == b"ready\n", self.errors()
 
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", PROGRAM, str(self._log), str(self.port), self._settings]
+
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
-    def stop(self) -> None:
+    def stop(self, seconds_max: float = PATIENCE_S) -> float:
+        """Returns how long it took to end."""
+        began = time.monotonic()
         if self._process is not None:
-            assert self._end(signal.SIGTERM) == 0, self.errors()
+            assert self._end(signal.SIGTERM, seconds_max) == 0, self.errors()
+        return time.monotonic() - began
 
-    def _end(self, how: signal.Signals) -> int:
+    def _end(self, how: signal.Signals, seconds_max: float = PATIENCE_S) -> int:
         process, self._process = self._process, None
         assert process is not None
         assert process.stdout is not None
         process.send_signal(how)
         process.stdout.close()
-        return process.wait(PATIENCE_S)
+        return process.wait(seconds_max)
 
     def errors(self) -> str:
         """The last of what it wrote to stderr."""
         return self._errors.read_text(errors="replace")[-3_000:]
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

@@ -309,8 +309,7 @@ class LiveFeed(Listeners):
         while not self._stopping.is_set():
             try:
                 if self._tail is None:
-                    before = run_blocking(self._engine.read(lambda reader: reader.seq_before(since_ms)))
-                    self._tail = TailConsumer(self._engine, "live", SubscriptionSpec(">"), max(after, before))
+                    self._tail = run_blocking(live_tail(self._engine, after, since_ms))
                     continue  # to look whether it is to stop: the closing thread may have seen no tail yet
                 for claimed in run_blocking(self._tail.take(PAGE, None)):
                     with self._lock:
@@ -329,6 +328,12 @@ class LiveFeed(Listeners):
             run_blocking(self._tail.close())
         if self._pump is not None:
             self._pump.join()
+
+
+def live_tail(engine: Engine, after: int, since_ms: int) -> Flow[TailConsumer]:
+    """The reader of a feed: from a seq on, but from no message that is older than `since_ms`."""
+    before = yield from engine.read(lambda reader: reader.seq_before(since_ms))
+    return TailConsumer(engine, "live", SubscriptionSpec(">"), max(after, before))
 
 
 def _ends_its_task(exc: BaseException) -> bool:

@@ -637,19 +637,19 @@ def optimize(
     """
     with locked_lake(lake) as opened, Bars() as bars:
         names = opened.tables()
-        before = {name: len(opened.table(name).files) for name in names}
+        files: dict[str, dict[str, int]] = {}
         bars.step("optimizing", len(names))
         for done, name in enumerate(names, 1):
-            opened.optimize(name, everything=everything)
+            before, after = opened.optimize(name, everything=everything)
+            files[name] = {"before": before, "after": after}
             bars.reached(done)
-        after = {name: len(opened.table(name).files) for name in names}
-    changed = {name: {"before": before[name], "after": after[name]} for name in names if before[name] != after[name]}
+    changed = {name: each for name, each in files.items() if each["before"] != each["after"]}
     if as_json:
-        totals = {"files_before": sum(before.values()), "files_after": sum(after.values())}
+        totals = {f"files_{when}": sum(each[when] for each in files.values()) for when in ("before", "after")}
         write_document(totals | {"tables": changed})
         return
-    for name, files in changed.items():
-        say(f"{name} had {plural(files['before'], 'file')} and has {files['after']:,}")
+    for name, each in changed.items():
+        say(f"{name} had {plural(each['before'], 'file')} and has {each['after']:,}")
     if not changed:
         say("no table has files to merge")
 

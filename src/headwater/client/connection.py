@@ -22,7 +22,7 @@ from headwater.client.options import ConnectionSettings, is_permanent, unreachab
 from headwater.client.outbox import Numbering, Outcome, Request, Resumable, gather, outcome_of, outcomes_of, too_late
 from headwater.client.transport import ANSWER_BYTES_MAX, ClientTransport, connect_transport
 from headwater.errors import ClosedError, HeadwaterError, UnauthorizedError, UnreachableError
-from headwater.protocol.jsonrpc import FRAME_BYTES_MAX, Answer, Call, Fault, fault_of
+from headwater.protocol.jsonrpc import FRAME_BYTES_MAX, METHOD_NOT_FOUND, Answer, Call, Fault, fault_of
 from headwater.protocol.methods import Hello, Welcome
 from headwater.protocol.session import Exchange, Session
 
@@ -39,7 +39,6 @@ class Connection:
         self.settings = settings
         self.loop = loop
         self.state = "disconnected"
-        self.welcome: Welcome | None = None
         self.resumables: list[Resumable] = []
         self.on_call: Callable[[Exchange, Call], None] | None = None  # calls and notifications of the server
         self.first_connection: Completion[None] = Completion()
@@ -161,8 +160,8 @@ class Connection:
         session.on_outgoing = self._flush_soon
         self._transport = transport = await connect_transport(self.settings, self._receive, self.send_waiting)
         try:
-            self.welcome = await self._greet(transport)
-            session.respect(frame_bytes_max=self.welcome.frame_bytes_max, batch_max=self.welcome.batch_calls_max)
+            welcome = await self._greet(transport)
+            session.respect(frame_bytes_max=welcome.frame_bytes_max, batch_max=welcome.batch_calls_max)
             for resumable in list(self.resumables):
                 request = resumable.resume()
                 if request is not None:
@@ -334,7 +333,7 @@ class Connection:
             for item in self._session.receive_text(text):
                 if isinstance(item, Answer):
                     request = self._unanswered.pop(item.id, None)  # type: ignore[arg-type]
-                    if request is None:
+                    if request is None:  # it timed out, or was answered before
                         continue
                     if request.parts:
                         done += self._outcomes_of_parts(request, item)
@@ -367,10 +366,10 @@ class Connection:
         for call in exchange.calls:
             try:
                 if self.on_call is None:
-                    raise Fault(-32601, "Method not found")
+                    raise Fault(METHOD_NOT_FOUND, "Method not found")
                 self.on_call(exchange, call)
             except Exception as exc:
-                exchange.refuse(call, exc if isinstance(exc, Fault) else fault_of(exc))
+                exchange.refuse(call, fault_of(exc))
 
     def _check_deadlines(self) -> None:
         self._deadline_timer = self.loop.call_later(
@@ -382,7 +381,6 @@ class Connection:
             for id, request in list(self._unanswered.items()):
                 if request.deadline_s is not None and request.deadline_s <= now_s:
                     del self._unanswered[id]
-                    self._session.forget(id)
                     late += request.parts or [request]
             late += [each for each in self._waiting if not each.completion.done and _is_late(each, now_s)]
             for request in late:

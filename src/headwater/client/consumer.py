@@ -69,18 +69,8 @@ def start_on_the_wire(start: Start) -> str | int:
 _acknowledged = msgspec.json.Decoder(rpc.Acknowledged)
 
 
-class Fetched(msgspec.Struct, gc=False):
-    """`rpc.Fetched`, with its messages."""
-
-    messages: list[Claimed]
-    unreadable: list[int] = []
-
-
-class Delivered(Fetched, gc=False, kw_only=True):
-    """`rpc.Delivered`, with its messages."""
-
-    subscription_id: str
-
+Fetched = rpc.Fetched[list[Claimed]]
+Delivered = rpc.Delivered[list[Claimed]]
 
 _fetched = msgspec.json.Decoder(Fetched)
 
@@ -88,7 +78,7 @@ read_subscribed = msgspec.json.Decoder(rpc.Subscribed).decode
 read_delivered = msgspec.json.Decoder(Delivered).decode
 
 
-def claimed_of(fetched: Fetched) -> list[Claimed]:
+def claimed_of(fetched: Fetched | Delivered) -> list[Claimed]:
     found = fetched.messages
     for at in fetched.unreadable:
         found[at] = _unpacked(found[at])

@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import msgspec
 from msgspec import Raw
@@ -55,18 +55,7 @@ from headwater.topics import Dialect, check_topic, parse_pattern
 CLOSE_SECONDS_MAX = 10.0
 DEAD_LETTERS_PER_CALL = 1_000
 
-
-class _Seq(msgspec.Struct):
-    sequence_id: int
-
-
-class _Seqs(msgspec.Struct):
-    sequence_ids: list[int]
-    duplicates: frozenset[int] = frozenset()
-
-
-class _Removed(msgspec.Struct):
-    removed: bool
+T = TypeVar("T")
 
 
 @cache
@@ -74,21 +63,21 @@ def _decoder(type: Any) -> Decode:
     return msgspec.json.Decoder(type).decode
 
 
-_seq = msgspec.json.Decoder(_Seq)
-_seqs = msgspec.json.Decoder(_Seqs)
+_position = msgspec.json.Decoder(rpc.SequenceId)
+_batch = msgspec.json.Decoder(rpc.PublishedBatch)
 
 
-def _published(raw: Any) -> int:
-    return _seq.decode(raw).sequence_id
+def _sequence_id(raw: Any) -> int:
+    return _position.decode(raw).sequence_id
 
 
 def _appended(raw: Any) -> Appended:
-    answer = _seqs.decode(raw)
-    return Appended(answer.sequence_ids, answer.duplicates)
+    answer = _batch.decode(raw)
+    return Appended(answer.sequence_ids, frozenset(answer.duplicates))
 
 
-def _deleted(raw: Any) -> bool:
-    return msgspec.json.decode(raw, type=_Removed).removed
+def _removed(raw: Any) -> bool:
+    return msgspec.json.decode(raw, type=rpc.Removed).removed
 
 
 class RemoteLog:
@@ -140,7 +129,7 @@ class RemoteLog:
             params = _publish_params(make_draft(topic, data, options, self._clock.now_ms()), options)
         else:
             params = rpc.PlainPublish(topic, Raw(encode(data, topic)))
-        return self._connection.enqueue(Request("rpc.publish", params, _published, count=1, gathers=not options))
+        return self._connection.enqueue(Request("rpc.publish", params, _sequence_id, count=1, gathers=not options))
 
     def publish_many(self, messages: Iterable[Outgoing]) -> Flow[list[int]]:
         return (yield from self.append(messages)).seqs
@@ -202,7 +191,7 @@ class RemoteLog:
         return self._ask("rpc.subscription.remove", rpc.SubscriptionId(id), again=False)
 
     def seek(self, id: str, start: Start) -> Flow[int]:
-        return self._ask("rpc.seek", rpc.Seek(id, start_on_the_wire(start)), _published)
+        return self._ask("rpc.seek", rpc.Seek(id, start_on_the_wire(start)), _sequence_id)
 
     def pause(self, id: str) -> Flow[None]:
         return self._ask("rpc.subscription.pause", rpc.SubscriptionId(id))
@@ -218,10 +207,18 @@ class RemoteLog:
         return self.subscription_info(consumer.id)
 
     def subscription_infos(self) -> Flow[list[SubscriptionInfo]]:
-        found: list[SubscriptionInfo] = []
-        while len(found) % rpc.SUBSCRIPTIONS_MAX == 0:
-            params = rpc.SubscriptionPage(found[-1].id) if found else None
-            page = yield from self._ask("rpc.subscriptions", params, _decoder(list[SubscriptionInfo]))
+        return self._pages(
+            "rpc.subscriptions", rpc.SubscriptionPage, rpc.SUBSCRIPTIONS_MAX, SubscriptionInfo, lambda last: last.id
+        )
+
+    def _pages(
+        self, method: str, params: Callable[[str], Any], most: int, kind: type[T], name_of: Callable[[T], str]
+    ) -> Flow[list[T]]:
+        """All items; a page with fewer than `most` is the last."""
+        found: list[T] = []
+        while len(found) % most == 0:
+            after = name_of(found[-1]) if found else ""
+            page = yield from self._ask(method, params(after), _decoder(list[kind]))  # type: ignore[valid-type]
             if not page:
                 break
             found += page
@@ -231,20 +228,13 @@ class RemoteLog:
         return self._ask("rpc.subscription", rpc.SubscriptionId(id), _decoder(SubscriptionInfo))
 
     def topics(self) -> Flow[list[TopicCount]]:
-        found: list[TopicCount] = []
-        while len(found) % rpc.TOPICS_MAX == 0:
-            after = rpc.TopicPage(found[-1].topic if found else "")
-            page = yield from self._ask("rpc.topics", after, _decoder(list[TopicCount]))
-            if not page:
-                break
-            found += page
-        return found
+        return self._pages("rpc.topics", rpc.TopicPage, rpc.TOPICS_MAX, TopicCount, lambda last: last.topic)
 
     def topic_max_seq(self, topic: str) -> Flow[int]:
-        return self._ask("rpc.topic_max_seq", rpc.Topic(check_topic(topic)), _published)
+        return self._ask("rpc.topic_max_seq", rpc.Topic(check_topic(topic)), _sequence_id)
 
     def last_seq(self) -> Flow[int]:
-        return self._ask("rpc.last_seq", None, _published)
+        return self._ask("rpc.last_seq", None, _sequence_id)
 
     def statistics(self) -> Flow[LogStatistics]:
         return self._ask("rpc.stats", None, _decoder(LogStatistics))
@@ -261,7 +251,7 @@ class RemoteLog:
         return self._ask("rpc.retain", params)
 
     def delete_retention(self, pattern: str, dialect: Dialect) -> Flow[bool]:
-        return self._ask("rpc.retention.remove", rpc.RemoveRetention(pattern, dialect), _deleted, again=False)
+        return self._ask("rpc.retention.remove", rpc.RemoveRetention(pattern, dialect), _removed, again=False)
 
     def retention(self) -> Flow[list[RetentionPolicy]]:
         return self._ask("rpc.retention", None, _decoder(list[RetentionPolicy]))
@@ -294,7 +284,7 @@ class RemoteLog:
         return self._ask("rpc.schedule.publish", params, _decoder(bool))
 
     def delete_schedule(self, id: str) -> Flow[bool]:
-        return self._ask("rpc.schedule.remove", rpc.ScheduleId(id), _deleted, again=False)
+        return self._ask("rpc.schedule.remove", rpc.ScheduleId(id), _removed, again=False)
 
     # --- notifications of the server ------------------------------------------------------------------------------
 

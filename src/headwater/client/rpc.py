@@ -92,10 +92,8 @@ class RpcMethods:
                     self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="headwater-method")
                 result = await self._connection.loop.run_in_executor(self._threads, run)
             exchange.answer(call, result)
-        except Fault as fault:
-            exchange.refuse(call, fault)
         except Exception as exc:
-            if not isinstance(exc, HeadwaterError):
+            if not isinstance(exc, Fault | HeadwaterError):
                 logger.exception("method %s failed", call.method)
             exchange.refuse(call, fault_of(exc))
 

@@ -243,14 +243,14 @@ class Lake:
             if self.table(name).checkpoint_if_due():
                 self.table(name).vacuum(RETENTION_DAYS * 24)
 
-    def optimize(self, name: str, *, everything: bool = False) -> int:
-        """Merges small files of a table; returns by how many their number shrinks. Not by delta-rs, which checks no
+    def optimize(self, name: str, *, everything: bool = False) -> tuple[int, int]:
+        """Merges small files of a table; returns how many files it had, and has. Not by delta-rs, which checks no
         digest, syncs nothing, and needs half as much memory again."""
         table = self.table(name)
         before = len(table.files)
         for group in _groups(table.files, everything=everything):
             table = _rewrite(table, group)
-        return before - len(table.files)
+        return before, len(table.files)
 
     def vacuum(self, hours: int = RETENTION_DAYS * 24, *, dry_run: bool = False) -> tuple[int, int]:
         """Remove files that no version of a table within the last hours has, with what killed runs left; returns their

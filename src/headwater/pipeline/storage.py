@@ -315,7 +315,7 @@ def _day_text(days: int) -> str:
 
 class _OpenFile:
     def __init__(self, storage: Storage, table: str, day: str | None) -> None:
-        self._storage, self._table, self._day = storage, table, day
+        self._storage, self._day = storage, day
         self._folder = table if day is None else f"{table}/day={day}"
         self._held: AbstractContextManager[Path] = storage.new_file(self._folder)
         self._path = self._held.__enter__()

@@ -416,18 +416,8 @@ CODES: dict[type[HeadwaterError], int] = {
     errors.HeadwaterError: INTERNAL_ERROR,
 }
 
-# The class of a code when the other end names no class. Any other code is a CallError.
-KINDS_OF_CODES: dict[int, type[HeadwaterError]] = {
-    UNAUTHORIZED: errors.UnauthorizedError,
-    SUBSCRIPTION_ACTIVE: errors.SubscriptionActiveError,
-    UNKNOWN_SUBSCRIPTION: errors.UnknownSubscriptionError,
-    NOT_DELIVERED: errors.NotDeliveredError,
-    INVALID_TOPIC: errors.InvalidTopicError,
-    TOO_LARGE: errors.TooLargeError,
-    OVERLOADED: errors.OverloadedError,
-    CONFLICT: errors.SubscriptionMismatchError,
-    INVALID_PARAMS: errors.InvalidInputError,
-}
+# The class of a code when the other end names no class: the first that has it. Any other code is a CallError.
+KINDS_OF_CODES = {code: kind for kind, code in reversed(CODES.items()) if code != INTERNAL_ERROR}
 
 # A closed table: no other class is ever made from a name in a frame.
 KINDS_BY_NAME: dict[str, type[HeadwaterError]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -125,8 +125,20 @@ class Published(msgspec.Struct, gc=False):
 
 
 class PublishedBatch(msgspec.Struct, gc=False):
+    """`duplicates`: the positions of messages that were stored before."""
+
     sequence_ids: list[int]
     duplicates: list[int] = []
+
+
+class SequenceId(msgspec.Struct, gc=False):
+    """The result of methods that return a position in the log; `rpc.publish` has it too."""
+
+    sequence_id: int
+
+
+class Removed(msgspec.Struct, gc=False):
+    removed: bool
 
 
 # --- live -----------------------------------------------------------------------------------------------------------
@@ -273,11 +285,11 @@ class Fetch(Params):
     wait: float = 0.0
 
 
-class Fetched(msgspec.Struct, gc=False, omit_defaults=True):
+class Fetched(msgspec.Struct, Generic[T], gc=False, omit_defaults=True):
     """`messages` are arrays: [message, attempt, token], a message being an array of its fields in the order of
     `message/model.py`. Payloads at the positions `unreadable` are not JSON and travel as text."""
 
-    messages: Raw
+    messages: T
     unreadable: list[int] = []
 
 
@@ -441,11 +453,11 @@ class Delivery(msgspec.Struct, gc=False):
     attempt: int
 
 
-class Delivered(msgspec.Struct, gc=False, omit_defaults=True):
+class Delivered(msgspec.Struct, Generic[T], gc=False, omit_defaults=True):
     """`rpc.deliver`: messages for which the client gave credit, in the form of `Fetched`."""
 
     subscription_id: str
-    messages: Raw
+    messages: T
     unreadable: list[int] = []
 
 

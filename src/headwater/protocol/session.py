@@ -192,7 +192,7 @@ def _array(run: list[bytes]) -> bytes:
 
 
 class Session:
-    """Reads frames, knows the calls without an answer, and queues the texts to send."""
+    """Reads frames and queues the texts to send."""
 
     def __init__(
         self,
@@ -200,18 +200,14 @@ class Session:
         frame_bytes_max: int = FRAME_BYTES_MAX,
         batch_max: int = BATCH_CALLS_MAX,
         outgoing_bytes_max: int | None = None,
-        first_id: int = 1,
     ) -> None:
         if frame_bytes_max < FRAME_BYTES_MIN or batch_max < 1:
             raise InvalidOptionError(f"a frame takes at least {FRAME_BYTES_MIN} bytes, a batch at least one call")
         self.frame_bytes_max = frame_bytes_max
         self.batch_max = batch_max
-        self.strays = 0
-        """Answers to no call, or to one that was answered already."""
         self.on_outgoing: Callable[[], None] | None = None
         """Called when the first text is queued."""
-        self._next_id = first_id
-        self._unanswered: set[int | str | float | None] = set()
+        self._last_id = 0
         self._answers: list[bytes] = []
         self._own_outgoing_bytes_max = self.outgoing_bytes_max = outgoing_bytes_max or frame_bytes_max
         self._packer = Packer(self.outgoing_bytes_max, batch_max)
@@ -219,8 +215,8 @@ class Session:
     # --- inbound ---
 
     def receive_text(self, text: str | bytes) -> list[Exchange | Answer]:
-        """The calls of a frame as one Exchange, and the answers to our own calls. Never raises: an unreadable frame is
-        answered with an error."""
+        """The calls of a frame as one Exchange, and the answers in it, which may be to no call of ours, or to one that
+        was answered before. Never raises: an unreadable frame is answered with an error."""
         try:
             frame = read_frame(self._utf8(text), self.batch_max)
         except Fault as fault:
@@ -231,13 +227,7 @@ class Session:
             exchange = Exchange(self, frame)
             if frame.calls:
                 found.append(exchange)
-        for answer in frame.answers:
-            if answer.id in self._unanswered:
-                self._unanswered.remove(answer.id)
-                found.append(answer)
-            else:
-                self.strays += 1
-        return found
+        return [*found, *frame.answers]
 
     def _utf8(self, text: str | bytes) -> bytes:
         if len(text) <= self.frame_bytes_max:
@@ -267,28 +257,18 @@ class Session:
         self.outgoing_bytes_max = max(FRAME_BYTES_MIN, min(frame_bytes_max, self._own_outgoing_bytes_max))
         self._packer.set_limits(self.outgoing_bytes_max, max(1, min(batch_max, self.batch_max)))
 
-    def call(self, method: str, params: Any = None, *, alone: bool = False, id: int | None = None) -> int:
-        """Queue a call and return its id; a given id sends a call again. `alone` keeps it out of batches: its answer
-        may take long, and those of the others would wait for it. Raises InvalidDataError or TooLargeError and queues
-        nothing."""
-        number = self._next_id if id is None else id
+    def call(self, method: str, params: Any = None, *, alone: bool = False) -> int:
+        """Queue a call and return its id. `alone` keeps it out of batches: its answer may take long, and those of the
+        others would wait for it. Raises InvalidDataError or TooLargeError and queues nothing."""
+        number = self._last_id + 1
         text = b'%b,"id":%d}' % (_encoded(method, params), number)
-        if len(text) > self.outgoing_bytes_max:
-            raise self._too_large(method, text)
-        self._next_id = max(self._next_id, number + 1)
-        self._unanswered.add(number)
-        self._queue([text], batch=not (alone or may_be_deep(text)))
+        self._queue(method, [text], batch=not (alone or may_be_deep(text)))
+        self._last_id = number
         return number
-
-    def forget(self, id: int) -> None:
-        """Stop waiting for a call: its answer counts as a stray."""
-        self._unanswered.discard(id)
 
     def notify(self, method: str, params: Any = None, *, alone: bool = False) -> None:
         text = _encoded(method, params) + b"}"
-        if len(text) > self.outgoing_bytes_max:
-            raise self._too_large(method, text)
-        self._queue([text], batch=not (alone or may_be_deep(text)))
+        self._queue(method, [text], batch=not (alone or may_be_deep(text)))
 
     def notify_many(self, notices: Sequence[Notice], *, batch: bool) -> None:
         """Many notifications at once: in arrays, or each in a frame of its own for clients that read no batches."""
@@ -298,12 +278,13 @@ class Session:
             texts = list(map(encode, notices))
         except NOT_JSON as exc:
             raise InvalidDataError(f"params are not JSON: {exc}", where=notices[0].method) from exc
-        longest = max(texts, key=len)
-        if len(longest) > self.outgoing_bytes_max:
-            raise self._too_large(notices[0].method, longest)
-        self._queue(texts, batch=batch)
+        self._queue(notices[0].method, texts, batch=batch)
 
-    def _queue(self, texts: Sequence[bytes], *, batch: bool) -> None:
+    def _queue(self, method: str, texts: Sequence[bytes], *, batch: bool) -> None:
+        longest = max(map(len, texts))
+        if longest > self.outgoing_bytes_max:
+            why = f"the call takes {longest} bytes, the limit of a frame is {self.outgoing_bytes_max}"
+            raise TooLargeError(why, where=method, next="Send it in parts")
         was_idle = not (self._answers or self._packer.runs)
         if batch:
             self._packer.add_all(texts)
@@ -311,10 +292,6 @@ class Session:
             self._packer.add_alone(texts)
         if was_idle and self.on_outgoing is not None:
             self.on_outgoing()
-
-    def _too_large(self, method: str, text: bytes) -> TooLargeError:
-        why = f"the call takes {len(text)} bytes, the limit of a frame is {self.outgoing_bytes_max}"
-        return TooLargeError(why, where=method, next="Send it in parts")
 
     @property
     def has_something_to_send(self) -> bool:

@@ -32,6 +32,7 @@ from headwater.errors import (
     TooLargeError,
     UnauthorizedError,
 )
+from headwater.files import Signature, signature_at, signature_of, sync_file
 from headwater.formats import TIME_MS_MAX, datetime_of, time_ms
 from headwater.server.logging import logger
 from headwater.topics import Pattern, covers, parse_pattern
@@ -56,7 +57,6 @@ _NAMES = re.compile(r"\*|[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}\*?")
 _TOKEN = re.compile(r"hw_([0-9a-z]{8,32})_([0-9a-f]{64})")
 _UNKNOWN_HASH = "0" * 64  # compared for unknown ids, so that refusing them takes as long as for known ones
 
-Signature: TypeAlias = tuple[int, int, int, int]
 _Time: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
@@ -240,7 +240,7 @@ class TokenFile:
 
     def changed(self) -> bool:
         """Whether the file has changed since it was read."""
-        return _signature_at(self.path) != self._seen
+        return signature_at(self.path) != self._seen
 
     def refresh(self) -> int:
         """Read the file if it has changed; returns a number that grows with every change.
@@ -320,7 +320,7 @@ class TokenFile:
         self._reported = ""
 
     def _reload(self) -> None:
-        looked_at = _signature_at(self.path)
+        looked_at = signature_at(self.path)
         try:
             self._accept(*read_tokens(self.path))
         except InvalidConfigurationError as exc:
@@ -434,19 +434,6 @@ def _where(path: str) -> str:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def _signature_at(path: str) -> Signature | None:
-    """Differs whenever the file has changed; None if there is no file."""
-    try:
-        return _signature(os.stat(path))
-    except OSError:
-        return None
-
-
-def _signature(found: os.stat_result) -> Signature:
-    # With the mode, because `chmod` changes none of the others and may be the correction.
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
-
-
 def read_tokens(path: str) -> tuple[Signature, Tokens]:
     """The tokens by id; raises InvalidConfigurationError, with an OSError as the cause if the file cannot be read."""
     try:
@@ -469,7 +456,7 @@ def read_tokens(path: str) -> tuple[Signature, Tokens]:
         raise InvalidConfigurationError(
             f"it cannot be read ({exc.strerror})", where=_where(path), next="Name a file that this user may read"
         ) from exc
-    return _signature(found), _decode(path, text)
+    return signature_of(found), _decode(path, text)
 
 
 def _check_file(path: str, found: os.stat_result) -> None:
@@ -558,12 +545,8 @@ def write_tokens(path: str, scratch: int, tokens: Tokens) -> Signature:
         os.fchown(scratch, owner.st_uid, owner.st_gid)
     os.fsync(scratch)
     os.replace(_scratch_of(path), target)
-    directory = os.open(os.path.dirname(target), os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    return _signature(os.fstat(scratch))
+    sync_file(os.path.dirname(target))
+    return signature_of(os.fstat(scratch))
 
 
 def _scratch_of(path: str) -> str:

@@ -10,35 +10,15 @@ client moves too few bytes for too long.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
-from typing import Protocol
 
 SHARE_BYTES_MIN = 64 * 1024
 TURNS = 2  # accounts of one owner that may continue while the limit is exceeded
 MOVED_BYTES_MIN = 64 * 1024  # must move within STALLED_S
 STALLED_S = 10.0  # while other accounts need the room
-
-
-class Holder(Protocol):
-    """The connection of an account."""
-
-    @property
-    def owner(self) -> str:
-        """Accounts of one owner share a queue."""
-
-    def is_awaited(self) -> bool:
-        """Whether the server waits for the client, and not the client for the server."""
-
-    def moved_bytes(self) -> int:
-        """Grows while the client sends or reads."""
-
-    def on_room(self) -> None:
-        """The account had to wait, and may continue."""
-
-    def on_stalled(self) -> None:
-        """The account holds too much for too long."""
 
 
 class Budget:
@@ -73,14 +53,14 @@ class Budget:
                 queues, self._queues = self._queues, {}
                 for each in [account for queue in queues.values() for account in queue]:
                     each.queue = None
-                    each.holder.on_room()
+                    each.on_room()
         elif by_bytes < 0 and account.queue is not None and account.bytes <= self.share_bytes:
             self._leave(account, account.queue)
 
     def has_turn(self, account: Account) -> bool:
         """Whether it may continue; if not, it waits in its queue for `on_room`."""
         if account.queue is None:
-            account.queue = account.holder.owner
+            account.queue = account.owner
             self._queues.setdefault(account.queue, OrderedDict())[account] = None
         return account in islice(self._queues[account.queue], TURNS)
 
@@ -91,10 +71,10 @@ class Budget:
         del queue[account]
         if not queue:
             del self._queues[owner]
-        account.holder.on_room()
+        account.on_room()
         if had_turn:
             for following in islice(queue, TURNS - 1, TURNS):
-                following.holder.on_room()
+                following.on_room()
 
     def forget(self, account: Account) -> None:
         if account.queue is not None:
@@ -107,30 +87,50 @@ class Budget:
             return
         now_s = self._now_s()
         for account in list(self._accounts):
-            if not account.holder.is_awaited():
+            if not account.is_awaited():
                 account.awaited_since_s = None
                 continue
-            moved_bytes = account.holder.moved_bytes()
-            if account.awaited_since_s is None or moved_bytes - account.moved_bytes >= MOVED_BYTES_MIN:
-                account.awaited_since_s, account.moved_bytes = now_s, moved_bytes
+            moved_bytes = account.moved_bytes()
+            if account.awaited_since_s is None or moved_bytes - account.moved_before >= MOVED_BYTES_MIN:
+                account.awaited_since_s, account.moved_before = now_s, moved_bytes
             elif now_s - account.awaited_since_s >= patience_s:
-                account.holder.on_stalled()
+                account.on_stalled()
         for owner, queue in list(self._queues.items()):
             for account in list(islice(queue, TURNS)):
-                if not account.holder.is_awaited():  # it does not use its turn
+                if not account.is_awaited():  # it does not use its turn
                     self._leave(account, owner)
 
 
-class Account:
-    __slots__ = ("_budget", "awaited_since_s", "bytes", "holder", "moved_bytes", "queue")
+class Account(ABC):
+    """The bytes that one connection makes the server hold."""
 
-    def __init__(self, budget: Budget, holder: Holder) -> None:
+    def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self.holder = holder
         self.bytes = 0
-        self.moved_bytes = 0
+        self.moved_before = 0
         self.awaited_since_s: float | None = None
         self.queue: str | None = None  # the owner of the queue it waits in
+
+    @property
+    @abstractmethod
+    def owner(self) -> str:
+        """Accounts of one owner share a queue."""
+
+    @abstractmethod
+    def is_awaited(self) -> bool:
+        """Whether the server waits for the client, and not the client for the server."""
+
+    @abstractmethod
+    def moved_bytes(self) -> int:
+        """Grows while the client sends or reads."""
+
+    @abstractmethod
+    def on_room(self) -> None:
+        """The account had to wait, and may continue."""
+
+    @abstractmethod
+    def on_stalled(self) -> None:
+        """The account holds too much for too long."""
 
     def set(self, bytes: int) -> None:
         if bytes != self.bytes:

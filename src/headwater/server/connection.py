@@ -17,6 +17,7 @@ from msgspec import UNSET, Raw
 from msgspec.json import decode
 
 from headwater.broker.background import SOURCE
+from headwater.broker.deliveries import unknown
 from headwater.broker.flow import run_async
 from headwater.broker.log import LocalLog
 from headwater.broker.subscribe import Tenant
@@ -63,24 +64,11 @@ TOPICS_CHECKED_MAX = 10_000  # topics whose publish right a connection caches
 OUTGOING_BYTES_MAX = 8 * 1024 * 1024  # of a frame: any one message fits, however its payload is escaped
 WAITING_MAX = 1_000  # calls to one client without an answer
 IN_PLACE = frozenset({"rpc.subscribe", "rpc.unsubscribe", "rpc.credit"})  # they never wait
-UNTIMED = frozenset({"rpc.fetch"})  # it has a timeout of its own
 CANCELLED = Fault(INTERNAL_ERROR, "the connection ended before it was done")
 REVOKED_CLOSE_S = 2.0  # for the answer to the close
 TOO_MANY_OF_A_TOKEN = "the token has as many connections as one may have"
 NOT_ITS_OWN = "the token that the connection has now may not have it"
-LARGE = frozenset(  # methods with large answers, of which few are read at a time
-    {
-        "rpc.topics",
-        "rpc.subscriptions",
-        "rpc.stats",
-        "rpc.stats.history",
-        "rpc.lake",
-        "rpc.dead_letters",
-        "rpc.dead_letters.get",
-    }
-    | {"rpc.dead_letters.stats", "rpc.dead_letters.export", "rpc.dead_letters.import"}
-)
-LARGE_AT_ONCE_MAX = 2
+LARGE_AT_ONCE_MAX = 2  # large answers
 LARGE_BYTES = 1024 * 1024  # reserved for one of them
 
 
@@ -106,6 +94,8 @@ class ServerContext:
         self.needs_token = authenticate is not None
         self.authenticate = authenticate or (lambda _: None)
         self.version = version
+        self.is_ready = False
+        """Neither starting nor stopping."""
         self.connections: set[Connection] = set()
         self.closing: set[asyncio.Task[None]] = set()  # of connections that release what they held
         self.audit = audit
@@ -330,8 +320,7 @@ class Connection:
             raise not_allowed("manage", pattern.text)
 
     def may_use(self, id: str, pattern: Pattern, owner: str | None) -> bool:
-        is_own = owner is None or (self.grant is not None and owner == self.grant.owner)
-        return self.scopes.may_use(id, pattern, is_own=is_own)
+        return self.scopes.may_use(id, pattern, is_own=owner in (None, self.owner))
 
     def require_use(self, record: SubscriptionRecord) -> None:
         spec = record.spec
@@ -455,9 +444,11 @@ class Connection:
         began = time.perf_counter()
         SOURCE.set(self if self.grant is None else self.grant.owner)  # also of tasks that outlive the call
         outcome = Outcome(fault=Fault(-32603, "the server stopped before it was done"))
+        method = self.context.registry.get(call.method)
+        is_large = method is not None and method.is_large
         try:
-            async with self._large if call.method in LARGE else nullcontext():
-                if call.method in LARGE:
+            async with self._large if is_large else nullcontext():
+                if is_large:
                     await self.writable()
                     refuse = partial(self._refuse_self_wait, call)
                     self.keep_room(await self.room(LARGE_BYTES, LARGE_BYTES, refuse))
@@ -476,7 +467,7 @@ class Connection:
                 exchange.refuse(call, outcome.fault)
             self._reserve_for_answer(exchange, call)
             self.finished(1, exchange)
-            name = call.method if self.context.registry.knows(call.method) else "unknown"
+            name = "unknown" if method is None else call.method
             self.context.metrics.observe_call(name, outcome.fault is None, time.perf_counter() - began)
 
     def _refuse_self_wait(self, call: Call) -> None:
@@ -526,10 +517,10 @@ class Connection:
 
     async def _invoke(self, call: Call, context: CallContext) -> Any:
         method = self.context.registry.find(call.method)
-        seconds = None if call.method in UNTIMED else self.context.limits.request_timeout
+        seconds = None if method.is_untimed else self.context.limits.request_timeout
         try:
             async with asyncio.timeout(seconds):
-                params = call if method.params is None else params_of(call, method.params)
+                params: Any = call if method.params is None else params_of(call, method.params)
                 audit = self.context.audit
                 is_change = method.audited and not getattr(params, "dry_run", False)
                 with audit.change(call.method, self.identity, **_audited(params)) if is_change else nullcontext():
@@ -539,6 +530,11 @@ class Connection:
                     elif inspect.isawaitable(outcome):
                         outcome = await outcome
                     return outcome
+        except UnauthorizedError as exc:
+            if not method.needs.hides:
+                raise
+            self.fault_for(exc, call.method)  # which records it
+            raise unknown(params.subscription_id) from exc
         except HeadwaterError:
             raise
         except TimeoutError as exc:
@@ -670,7 +666,6 @@ class Connection:
             raise RequestTimeoutError("the client did not answer in time", where=method) from exc
         finally:
             self._waiting.pop(number, None)
-            self.session.forget(number)
 
     def notify(self, method: str, params: Any = None) -> None:
         self.session.notify(method, params, alone=not self.takes_batches)

@@ -22,7 +22,7 @@ import h11
 from websockets.http11 import Request
 
 from headwater.protocol.websocket import POLICY_VIOLATION, TRY_LATER, VANISHED, ServerSocket
-from headwater.server.budget import MOVED_BYTES_MIN, Account
+from headwater.server.budget import MOVED_BYTES_MIN, Account, Budget
 from headwater.server.logging import logger
 from headwater.server.mount import HttpRequest, HttpResponse, Refusal, UpgradeRequest, text_response
 from headwater.settings import is_loopback
@@ -376,8 +376,8 @@ class WebSocketTransport(asyncio.Protocol):
         self._received_messages = 0
         self._idle_frames_left = float(IDLE_FRAMES_MAX)
         self._idle_frames_s = self._received_s
-        self.inbound = Account(incoming.server.inbound, Inbound(self))
-        self.outbound = Account(incoming.server.outbound, Outbound(self))
+        self.inbound = Inbound(incoming.server.inbound, self)
+        self.outbound = Outbound(incoming.server.outbound, self)
         self._limit_outbound(limits.outbound_bytes)
 
     def _limit_outbound(self, bytes_max: int) -> None:
@@ -700,15 +700,18 @@ class WebSocketTransport(asyncio.Protocol):
             client.on_closed(vanished=self._socket.close_code == VANISHED)
 
 
-class Inbound:
-    """The account of bytes that a client sent."""
-
-    def __init__(self, websocket: WebSocketTransport) -> None:
+class _WebSocketAccount(Account):
+    def __init__(self, budget: Budget, websocket: WebSocketTransport) -> None:
+        super().__init__(budget)
         self._websocket = websocket
 
     @property
     def owner(self) -> str:
         return self._websocket.owner
+
+
+class Inbound(_WebSocketAccount):
+    """The bytes that a client sent."""
 
     def is_awaited(self) -> bool:
         websocket = self._websocket
@@ -725,15 +728,8 @@ class Inbound:
         self._websocket.close_stalled("too much is unfinished for too long")
 
 
-class Outbound:
-    """The account of bytes that are sent to a client."""
-
-    def __init__(self, websocket: WebSocketTransport) -> None:
-        self._websocket = websocket
-
-    @property
-    def owner(self) -> str:
-        return self._websocket.owner
+class Outbound(_WebSocketAccount):
+    """The bytes that are sent to a client."""
 
     def is_awaited(self) -> bool:
         return self._websocket.buffered_bytes() > UNREAD_BYTES

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from headwater.broker.deliveries import Claimed
 from headwater.broker.flow import run_async
-from headwater.broker.live import JUST_BEFORE_MS
+from headwater.broker.live import JUST_BEFORE_MS, live_tail
 from headwater.broker.log import LocalLog
 from headwater.broker.tail_consumer import TailConsumer
 from headwater.errors import ClosedError, HeadwaterError, TooLargeError
-from headwater.ports.records import SubscriptionSpec
 from headwater.server.logging import logger
 from headwater.server.pages import Metrics
 from headwater.server.shapes import LiveMessage
@@ -84,20 +83,16 @@ class LiveHub:
         return [subscription.pattern for subscription in self._subscriptions.get(connection, {}).values()]
 
     def _follow(self, after: int) -> None:
-        """Follow the log from there on, but from no message that is older than JUST_BEFORE_MS; see
-        `broker.live.LiveFeed`."""
         if self._follower is None:
             since_ms = self._core.engine.clock.now_ms() - JUST_BEFORE_MS
             self._follower = asyncio.create_task(self._run(after, since_ms), context=Context())  # of no source
 
     async def _run(self, after: int, since_ms: int) -> None:
-        engine = self._core.engine
         while not self._closed:
             try:
                 if self._tail is None:
-                    before = await run_async(engine.read(lambda reader: reader.seq_before(since_ms)))
-                    self._tail = TailConsumer(engine, "live", SubscriptionSpec(">"), max(after, before))
-                    continue  # to look whether it was closed meanwhile
+                    self._tail = await run_async(live_tail(self._core.engine, after, since_ms))
+                    continue  # to look whether the server has stopped meanwhile
                 await self._send_to_all(await run_async(self._tail.take(PAGE, None)))
             except ClosedError:
                 return

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime
 from functools import wraps
 from itertools import islice
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from headwater.broker import browse, dead_letters, deliveries
+from headwater.broker import browse, dead_letters
 from headwater.broker.browse import FoundMessages, SeekPreview
 from headwater.broker.dead_letters import GroupFilter, LetterStatistics, RedriveResult
 from headwater.broker.flow import Blocking, Flow, run_async
@@ -22,7 +21,7 @@ from headwater.broker.statistics import LogStatistics, SubscriptionInfo, describ
 from headwater.delivery.filters import parse_where
 from headwater.delivery.retention import make_limits
 from headwater.delivery.schedule import Schedule, check_schedule
-from headwater.errors import HeadwaterError, InvalidOptionError, TooLargeError, UnauthorizedError
+from headwater.errors import HeadwaterError, InvalidOptionError, TooLargeError
 from headwater.formats import TIME_MS_MAX, time_ms
 from headwater.message import NAME_CHARS_MAX
 from headwater.ports.records import RetentionPolicy, Selection, SubscriptionRecord, SubscriptionSpec, pattern_of
@@ -168,77 +167,60 @@ async def acknowledge_batch(connection: Connection, params: rpc.AcknowledgeBatch
 # --- operating subscriptions ----------------------------------------------------------------------------------------
 
 
-def subscription(connection: Connection, params: rpc.SubscriptionId) -> Flow[Any]:
+def subscription(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
     """Describe a durable subscription."""
-    with _hiding(connection, params.subscription_id, "rpc.subscription"):
-        connection.require_use((yield from connection.core.subscription_record(params.subscription_id)))
-    info = yield from connection.core.subscription_info(params.subscription_id)
-    return info
+    connection.require_use((yield from connection.core.subscription_record(params.subscription_id)))
+    return (yield from connection.core.subscription_info(params.subscription_id))
 
 
 def remove_subscription(connection: Connection, params: rpc.SubscriptionId) -> Flow[dict[str, bool]]:
     """Delete a subscription with its position."""
-    with _hiding(connection, params.subscription_id, "rpc.subscription.remove"):
-        yield from connection.core.delete_subscription(params.subscription_id, connection.require_use)
+    yield from connection.core.delete_subscription(params.subscription_id, connection.require_use)
     return OK
 
 
-def seek(connection: Connection, params: rpc.Seek) -> Flow[dict[str, int] | SeekPreview]:
+def seek(connection: Connection, params: rpc.Seek) -> Flow[rpc.SequenceId | SeekPreview]:
     """Move the position of a subscription; or tell what that would do."""
     id, start = params.subscription_id, start_of(params.start)
-    with _hiding(connection, id, "rpc.seek"):
-        if params.dry_run:
-            engine, reads = connection.core.engine, connection.scopes.reads
-            return (yield from browse.preview_seek(engine, id, start, connection.require_use, reads))
-        position = yield from connection.core.seek(id, start, connection.require_use)
-    return {"sequence_id": position}
+    if params.dry_run:
+        engine, reads = connection.core.engine, connection.scopes.reads
+        return (yield from browse.preview_seek(engine, id, start, connection.require_use, reads))
+    position = yield from connection.core.seek(id, start, connection.require_use)
+    return rpc.SequenceId(position)
 
 
 def pause(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
     """Deliver nothing until it is resumed; the position is kept."""
-    with _hiding(connection, params.subscription_id, "rpc.subscription.pause"):
-        yield from connection.core.pause(params.subscription_id, connection.require_use)
+    yield from connection.core.pause(params.subscription_id, connection.require_use)
     return (yield from connection.core.subscription_info(params.subscription_id))
 
 
 def resume(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
     """Deliver again after a pause."""
-    with _hiding(connection, params.subscription_id, "rpc.subscription.resume"):
-        yield from connection.core.resume(params.subscription_id, connection.require_use)
+    yield from connection.core.resume(params.subscription_id, connection.require_use)
     return (yield from connection.core.subscription_info(params.subscription_id))
-
-
-@contextmanager
-def _hiding(connection: Connection, id: str, method: str) -> Iterator[None]:
-    """A subscription that the token may not use is reported as unknown."""
-    try:
-        yield
-    except UnauthorizedError as exc:
-        connection.fault_for(exc, method)  # which records it
-        raise deliveries.unknown(id) from exc
 
 
 # --- inspecting: only what the token may read or manage ---------------------------------------------------------------
 
 
-def topic_max_seq(connection: Connection, params: rpc.Topic) -> Flow[dict[str, int]]:
+def topic_max_seq(connection: Connection, params: rpc.Topic) -> Flow[rpc.SequenceId]:
     """The seq of the last message on the topic; 0 if there is none."""
     if not connection.scopes.may_look_at(check_topic(params.topic)):
         raise not_allowed("read or manage", params.topic)
     last = yield from connection.core.topic_max_seq(params.topic)
-    return {"sequence_id": last}
+    return rpc.SequenceId(last)
 
 
-def last_seq(connection: Connection, params: rpc.Nothing) -> Flow[dict[str, int]]:
+def last_seq(connection: Connection, params: rpc.Nothing) -> Flow[rpc.SequenceId]:
     """The seq of the last message in the log."""
     last = yield from connection.core.last_seq()
-    return {"sequence_id": last}
+    return rpc.SequenceId(last)
 
 
 def find_messages(connection: Connection, params: rpc.FindMessages) -> Flow[FoundMessages]:
     """Search messages. A search ends after two seconds, and says how far it looked."""
-    if not 1 <= params.limit <= MESSAGES_MAX:
-        raise TooLargeError(f"limit must be 1 to {MESSAGES_MAX}, not {params.limit}", next="Continue from looked_to")
+    _check_limit(params.limit, MESSAGES_MAX, "Continue from looked_to")
     if params.order not in ("newest", "oldest"):
         raise InvalidOptionError(f"order is newest or oldest, not {params.order!r}")
     pattern = parse_any_spelling(params.topic)
@@ -253,6 +235,11 @@ def find_messages(connection: Connection, params: rpc.FindMessages) -> Flow[Foun
         limit=params.limit,
         newest_first=params.order == "newest",
     )
+
+
+def _check_limit(limit: int, most: int, next: str = "Continue with after") -> None:
+    if not 1 <= limit <= most:
+        raise TooLargeError(f"limit must be 1 to {most:,}, not {limit}", next=next)
 
 
 def _time_of(given: str | None, name: str) -> int | None:
@@ -279,8 +266,7 @@ def message(connection: Connection, params: rpc.MessageSeq) -> Flow[Any]:
 
 def topics(connection: Connection, params: rpc.TopicPage) -> Flow[msgspec.Raw]:
     """A page of topics in name order, with their counts. A page with fewer than `limit` is the last."""
-    if not 1 <= params.limit <= rpc.TOPICS_MAX:
-        raise TooLargeError(f"limit must be 1 to {rpc.TOPICS_MAX:,}, not {params.limit}", next="Continue with after")
+    _check_limit(params.limit, rpc.TOPICS_MAX)
     scopes, engine = connection.scopes, connection.core.engine
 
     def page(reader: Reader) -> msgspec.Raw:
@@ -299,10 +285,8 @@ def _encoded(answer: Any) -> msgspec.Raw:
 
 def subscriptions(connection: Connection, params: rpc.SubscriptionPage) -> Flow[msgspec.Raw]:
     """A page of the durable subscriptions that the token may use, by id. A page with fewer than `limit` is the last."""
-    if not 1 <= params.limit <= rpc.SUBSCRIPTIONS_MAX:
-        why = f"limit must be 1 to {rpc.SUBSCRIPTIONS_MAX:,}, not {params.limit}"
-        raise TooLargeError(why, next="Continue with after")
-    core, scopes, owner = connection.core, connection.scopes, _owner(connection)
+    _check_limit(params.limit, rpc.SUBSCRIPTIONS_MAX)
+    core, scopes, owner = connection.core, connection.scopes, connection.owner
 
     def page(reader: Reader) -> msgspec.Raw:
         def wanted(record: SubscriptionRecord) -> bool:
@@ -315,17 +299,13 @@ def subscriptions(connection: Connection, params: rpc.SubscriptionPage) -> Flow[
     return core.engine.read(page, core.engine.statistics)
 
 
-def _owner(connection: Connection) -> str | None:
-    return None if connection.grant is None else connection.grant.owner
-
-
-def _may_use(scopes: Scopes, owner: str | None, id: str, of: SubscriptionInfo | SubscriptionSpec) -> bool:
+def _may_use(scopes: Scopes, owner: str, id: str, of: SubscriptionInfo | SubscriptionSpec) -> bool:
     return scopes.may_use(id, parse_any_spelling(of.pattern), is_own=of.owner in (None, owner))
 
 
 def statistics(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
     """Sum up the log, with the first 10,000 topics by name; `topics_left_out` counts the others."""
-    core, scopes, owner = connection.core, connection.scopes, _owner(connection)
+    core, scopes, owner = connection.core, connection.scopes, connection.owner
 
     def seen(reader: Reader) -> msgspec.Raw:
         found = log_statistics(reader, core.engine.clock.now_ms())
@@ -392,11 +372,11 @@ def retain(connection: Connection, params: rpc.Retain) -> Flow[dict[str, bool]]:
     return OK
 
 
-def remove_retention(connection: Connection, params: rpc.RemoveRetention) -> Flow[dict[str, bool]]:
+def remove_retention(connection: Connection, params: rpc.RemoveRetention) -> Flow[rpc.Removed]:
     """Delete the retention of a topic pattern."""
     pattern = _manageable(connection, params)
     removed = yield from connection.core.delete_retention(params.topic, pattern.dialect)
-    return {"removed": removed}
+    return rpc.Removed(removed)
 
 
 def retention(connection: Connection, params: rpc.Nothing) -> Flow[list[RetentionPolicy]]:
@@ -455,7 +435,7 @@ def publish_occurrence(connection: Connection, params: rpc.PublishOccurrence) ->
     return done
 
 
-def remove_schedule(connection: Connection, params: rpc.ScheduleId) -> Flow[dict[str, bool]]:
+def remove_schedule(connection: Connection, params: rpc.ScheduleId) -> Flow[rpc.Removed]:
     """Delete a schedule."""
 
     def allow(stored: Schedule) -> None:
@@ -463,7 +443,7 @@ def remove_schedule(connection: Connection, params: rpc.ScheduleId) -> Flow[dict
             raise not_allowed("manage", params.schedule_id)  # without the topic, which the token may not know
 
     removed = yield from connection.core.delete_schedule(params.schedule_id, allow)
-    return {"removed": removed}
+    return rpc.Removed(removed)
 
 
 def _check_publisher(name: str) -> None:
@@ -488,14 +468,9 @@ def _schedule_of(
 
 def list_dead_letters(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[list[Any]]:
     """A page of dead letters that fits into an answer. The next page starts after its last; an empty one is the end."""
-    _check_limit(params)
+    _check_limit(params.limit, DEAD_LETTERS_MAX)
     found = yield from connection.core.dead_letters.page(params.after, params.limit, **_filter(connection, params))
     return [dead_letters.to_wire(letter) for letter in found.letters]
-
-
-def _check_limit(params: rpc.DeadLetterFilter) -> None:
-    if not 1 <= params.limit <= DEAD_LETTERS_MAX:
-        raise TooLargeError(f"limit must be 1 to {DEAD_LETTERS_MAX}, not {params.limit}", next="Continue with after")
 
 
 def get_dead_letter(connection: Connection, params: rpc.DeadLetterId) -> Flow[Any]:
@@ -545,7 +520,7 @@ def purge(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[int]:
 
 def export(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[dead_letters.Exported]:
     """A page of dead letters as JSON `lines`. Pass `next` as `after`, until it is null."""
-    _check_limit(params)
+    _check_limit(params.limit, DEAD_LETTERS_MAX)
     return connection.core.dead_letters.export(params.after, params.limit, **_filter(connection, params))
 
 
@@ -563,7 +538,9 @@ OPEN = Needs((), "")
 LISTEN = Needs(("read",), "each pattern")
 HELD = Needs(("read",), "what the connection holds")
 DURABLE = Needs(("read",), "the pattern; and `consume` of the name, unless the mode is ephemeral")
-OWN = Needs(("consume", "manage"), "`consume` of the name of its own subscription, else `manage` of its pattern")
+OWN = Needs(
+    ("consume", "manage"), "`consume` of the name of its own subscription, else `manage` of its pattern", hides=True
+)
 LOOK = Needs(("read", "manage"), "each item; others are left out")
 LIST_OWN = Needs(("consume", "manage"), "each item; others are left out")
 MANAGE = Needs(("manage",), "the pattern")
@@ -592,7 +569,7 @@ def _methods() -> dict[str, Method]:
         "rpc.nack": Method(rpc.Settle, _of_connection(Subscriptions.nack), HELD),
         "rpc.reject": Method(rpc.Settle, _of_connection(Subscriptions.reject), HELD),
         "rpc.extend": Method(rpc.Settle, _of_connection(Subscriptions.extend), HELD),
-        "rpc.fetch": Method(rpc.Fetch, _of_connection(Subscriptions.fetch), HELD),
+        "rpc.fetch": Method(rpc.Fetch, _of_connection(Subscriptions.fetch), HELD, is_untimed=True),
         "rpc.credit": Method(rpc.Credit, _of_connection(Subscriptions.give_credit), HELD),
         "rpc.fetch.end": Method(rpc.SubscriptionId, _of_connection(Subscriptions.end_fetches), HELD),
         "rpc.release": Method(rpc.Release, _of_connection(Subscriptions.release_messages), HELD),
@@ -609,11 +586,11 @@ def _methods() -> dict[str, Method]:
             message,
             Needs(("read",), "its topic; of deliveries and dead letters what the token may use and manage"),
         ),
-        "rpc.topics": Method(rpc.TopicPage, topics, LOOK),
-        "rpc.subscriptions": Method(rpc.SubscriptionPage, subscriptions, LIST_OWN),
-        "rpc.stats": Method(rpc.Nothing, statistics, LOOK),
-        "rpc.stats.history": Method(rpc.HistorySpan, history, WATCH),
-        "rpc.lake": Method(rpc.Nothing, lake, WATCH),
+        "rpc.topics": Method(rpc.TopicPage, topics, LOOK, is_large=True),
+        "rpc.subscriptions": Method(rpc.SubscriptionPage, subscriptions, LIST_OWN, is_large=True),
+        "rpc.stats": Method(rpc.Nothing, statistics, LOOK, is_large=True),
+        "rpc.stats.history": Method(rpc.HistorySpan, history, WATCH, is_large=True),
+        "rpc.lake": Method(rpc.Nothing, lake, WATCH, is_large=True),
         "rpc.health": Method(rpc.Nothing, health, ADMIN),
         "rpc.maintenance.run": Method(rpc.Nothing, run_maintenance, ADMIN),
         "rpc.retain": Method(rpc.Retain, retain, MANAGE, audited=True),
@@ -626,17 +603,23 @@ def _methods() -> dict[str, Method]:
         "rpc.schedule.take": Method(rpc.TakeSchedule, take_schedule, SCHEDULE),
         "rpc.schedule.publish": Method(rpc.PublishOccurrence, publish_occurrence, SCHEDULE),
         "rpc.schedule.remove": Method(rpc.ScheduleId, remove_schedule, Needs(("manage",), "its topic"), audited=True),
-        "rpc.dead_letters": Method(rpc.DeadLetterFilter, list_dead_letters, DEAD),
-        "rpc.dead_letters.get": Method(rpc.DeadLetterId, get_dead_letter, Needs(("manage",), "its topic")),
-        "rpc.dead_letters.stats": Method(rpc.DeadLetterFilter, dead_letter_statistics, DEAD),
+        "rpc.dead_letters": Method(rpc.DeadLetterFilter, list_dead_letters, DEAD, is_large=True),
+        "rpc.dead_letters.get": Method(
+            rpc.DeadLetterId, get_dead_letter, Needs(("manage",), "its topic"), is_large=True
+        ),
+        "rpc.dead_letters.stats": Method(rpc.DeadLetterFilter, dead_letter_statistics, DEAD, is_large=True),
         "rpc.dead_letters.groups": Method(rpc.DeadLetterFilter, dead_letter_groups, DEAD),
         "rpc.dead_letters.redrive": Method(
             rpc.DeadLetterFilter, redrive, Needs(("manage",), f"{DEAD.of}; and `publish` of `to_topic`"), audited=True
         ),
         "rpc.dead_letters.purge": Method(rpc.DeadLetterFilter, purge, DEAD, audited=True),
-        "rpc.dead_letters.export": Method(rpc.DeadLetterFilter, export, DEAD),
+        "rpc.dead_letters.export": Method(rpc.DeadLetterFilter, export, DEAD, is_large=True),
         "rpc.dead_letters.import": Method(
-            rpc.ImportDeadLetters, import_, Needs(("manage",), "each topic; and `publish` of it"), audited=True
+            rpc.ImportDeadLetters,
+            import_,
+            Needs(("manage",), "each topic; and `publish` of it"),
+            audited=True,
+            is_large=True,
         ),
     }
     methods.update(_other_spellings(methods))

@@ -19,7 +19,7 @@ from headwater.topics import parse_pattern
 if TYPE_CHECKING:
     from headwater.broker.log import LocalLog
     from headwater.server.audit import Audit
-    from headwater.server.auth import Grant, Scopes
+    from headwater.server.auth import Grant, Scopes, TokenFile
     from headwater.server.pages import Metrics
 
 # Not sent yet, to one session. The answer to a ping queues behind it, so it must be short on a slow line.
@@ -90,12 +90,17 @@ class MountSession(Protocol):
 
 
 class Rights:
-    """What the token of a request allows. `scopes` returns the scopes that the token has now; None when it was revoked
-    or has expired. `identity`: the token's id and label, for the audit trail."""
+    """What the token of a request allows. `identity`: the token's id and label, for the audit trail."""
 
-    def __init__(self, grant: Grant, scopes: Callable[[], Scopes | None]) -> None:
+    def __init__(self, grant: Grant, tokens: TokenFile, clock: Clock) -> None:
         self.identity = {"token": grant.token_id, "label": grant.label}
-        self._scopes = scopes
+        self._tokens = tokens
+        self._clock = clock
+
+    def _scopes(self) -> Scopes | None:
+        """Looked up at each use, because a session may outlive its token; None if that was revoked or has expired."""
+        now = self._tokens.grant(self.identity["token"], self._clock.now_ms())
+        return None if now is None else now.scopes
 
     def may_publish(self, topic: str) -> bool:
         scopes = self._scopes()

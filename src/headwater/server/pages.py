@@ -69,8 +69,7 @@ class Metrics:
         self.connections = gauge("connections_active", "Clients connected now.")
         self.connected = counter("connections", "Clients that have connected.")
         self.refused = counter("connections_refused", "Connections refused.", "why")
-        self._calls = counter("requests", "Calls by method and outcome.", "method", "outcome")
-        self._calls_of = cache(self._calls.labels)
+        self._calls_of = cache(counter("requests", "Calls by method and outcome.", "method", "outcome").labels)
         for name in _PUBLISHES:  # there from the start, with 0
             self._calls_of(name, "done")
         self._duration_of = cache(histogram("request_duration", "Time to answer a call.", _SECONDS, "method").labels)
@@ -210,7 +209,6 @@ class Pages:
         need = settings.metrics_need_token
         self._metrics_need_token = context.needs_token if need is None else need
         self._files = files
-        self.ready = False
         self._scrape = _Cached(self._metrics)
         self._proof = _Cached(self._prove_writable)
 
@@ -256,7 +254,7 @@ class Pages:
         return _json(200, {"status": "alive", "version": self._context.version})
 
     async def _readiness(self) -> HttpResponse:
-        if not self.ready:
+        if not self._context.is_ready:
             return _json(503, {"status": "not ready", "why": "the server is starting or stopping"})
         return await self._proof.get()
 

@@ -25,6 +25,7 @@ from headwater.message import (
     PublishOptions,
     make_draft,
 )
+from headwater.ports.records import Appended
 from headwater.protocol.jsonrpc import Call, Fault, params_of
 from headwater.protocol.methods import (
     Acknowledge,
@@ -54,22 +55,34 @@ U = TypeVar("U")
 
 def publish(connection: Connection, params: PlainPublish | Publish) -> Flow[Published]:
     """Store one message; the answer comes when it is on disk."""
-    drafts = [draft_of(connection, params)]
-    numbered = _numbered(connection, params.number, params.confirmed)
-    seqs, duplicates = yield submit_drafts(connection.core.engine, drafts, numbered, connection)
-    connection.context.metrics.count_published(1, len(duplicates))
-    return Published(seqs[0], bool(duplicates))
+    [published] = yield from _publish_all(connection, [params], [draft_of(connection, params)])
+    return published
 
 
 def publish_batch(connection: Connection, params: PlainBatch | PublishBatch) -> Flow[PublishedBatch]:
     """All or none."""
-    drafts = _drafts(connection, params)
-    numbered = _numbered(connection, params.number, params.confirmed)
-    if not drafts:
-        return PublishedBatch([])
-    seqs, duplicates = yield submit_drafts(connection.core.engine, drafts, numbered, connection)
-    connection.context.metrics.count_published(len(drafts), len(duplicates))
+    seqs, duplicates = yield from _store(connection, _drafts(connection, params), params.number, params.confirmed)
     return PublishedBatch(seqs, sorted(duplicates))
+
+
+def _publish_all(
+    connection: Connection, params: Sequence[PlainPublish | Publish], drafts: list[Draft]
+) -> Flow[list[Published]]:
+    """Messages with consecutive numbers, or without any."""
+    confirmed = max(each.confirmed for each in params)
+    seqs, duplicates = yield from _store(connection, drafts, params[0].number, confirmed)
+    if not duplicates:
+        return list(map(Published, seqs, repeat(False)))
+    return [Published(seq, at in duplicates) for at, seq in enumerate(seqs)]
+
+
+def _store(connection: Connection, drafts: list[Draft], number: int | None, confirmed: int) -> Flow[Appended]:
+    numbered = _numbered(connection, number, confirmed)
+    if not drafts:
+        return Appended([], frozenset())
+    stored: Appended = yield submit_drafts(connection.core.engine, drafts, numbered, connection)
+    connection.context.metrics.count_published(len(drafts), len(stored.duplicates))
+    return stored
 
 
 # --- the same without a task for each call, where no middleware wants to see it ---------------------------------------
@@ -77,7 +90,7 @@ def publish_batch(connection: Connection, params: PlainBatch | PublishBatch) -> 
 
 def start_publishes(connection: Connection, exchange: Exchange, calls: Sequence[Call]) -> None:
     """The `rpc.publish` calls of a frame. Messages with consecutive numbers are one append."""
-    run: list[tuple[Call, PlainPublish | Publish, Draft]] = []
+    runs: list[list[tuple[Call, PlainPublish | Publish, Draft]]] = []
     refused = 0
     for call in calls:
         try:
@@ -87,12 +100,12 @@ def start_publishes(connection: Connection, exchange: Exchange, calls: Sequence[
             exchange.refuse(call, connection.fault_for(exc, call.method))
             refused += 1
             continue
-        if run and not _follows(run[-1][1], params):
-            _start_run(connection, exchange, run)
-            run = []
-        run.append((call, params, draft))
-    if run:
-        _start_run(connection, exchange, run)
+        if not runs or not _follows(runs[-1][-1][1], params):
+            runs.append([])
+        runs[-1].append((call, params, draft))
+    for run in runs:
+        started, numbered, drafts = zip(*run, strict=True)
+        _start(connection, exchange, started, _publish_all(connection, numbered, list(drafts)))
     if refused:
         connection.finished(refused, exchange)
         connection.context.metrics.count_calls("rpc.publish", "refused", refused)
@@ -102,23 +115,6 @@ def _follows(last: PlainPublish | Publish, next: PlainPublish | Publish) -> bool
     if last.number is None or next.number is None:
         return last.number is next.number
     return next.number == last.number + 1
-
-
-def _start_run(
-    connection: Connection, exchange: Exchange, run: list[tuple[Call, PlainPublish | Publish, Draft]]
-) -> None:
-    calls, params, drafts = zip(*run, strict=True)
-
-    def publish_all() -> Flow[Sequence[Published]]:
-        confirmed = params[0].confirmed if len(params) == 1 else max(each.confirmed for each in params)
-        numbered = _numbered(connection, params[0].number, confirmed)
-        seqs, duplicates = yield submit_drafts(connection.core.engine, list(drafts), numbered, connection)
-        connection.context.metrics.count_published(len(drafts), len(duplicates))
-        if not duplicates:
-            return list(map(Published, seqs, repeat(False)))
-        return [Published(seq, at in duplicates) for at, seq in enumerate(seqs)]
-
-    _start(connection, exchange, calls, publish_all())
 
 
 def start_batch(connection: Connection, exchange: Exchange, call: Call) -> None:

@@ -8,6 +8,7 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from headwater.server.auth import Right  # `import headwater` needs this module, and should not load tokens
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class Peer(Protocol):
@@ -111,6 +113,8 @@ class Needs(NamedTuple):
 
     rights: tuple[Right, ...]
     of: str
+    hides: bool = False
+    """A subscription that the token may not use is reported as unknown."""
 
 
 class Method(NamedTuple):
@@ -120,6 +124,10 @@ class Method(NamedTuple):
     needs: Needs
     audited: bool = False
     """Each call that was done is recorded in the audit trail."""
+    is_large: bool = False
+    """Its answers are large: a connection reads few of them at a time."""
+    is_untimed: bool = False
+    """It has a timeout of its own."""
 
 
 APPLICATION = Needs(("call",), "the method's name")
@@ -180,36 +188,31 @@ class MethodThreads:
 
     async def run(self, function: Callable[[], Any]) -> Any:
         await self._free.acquire()
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[Any] = loop.create_future()
-
-        def done(result: Any, error: BaseException | None) -> None:
-            self._free.release()
-            if outcome.cancelled():
-                return
-            if error is not None:
-                outcome.set_exception(error)
-            else:
-                outcome.set_result(result)
-
-        def work() -> None:
-            result: Any = None
-            error: BaseException | None = None
-            try:
-                result = function()
-            except StopIteration as exc:  # which a future cannot carry
-                error = RuntimeError(f"the method raised {exc!r}")
-            except BaseException as exc:
-                error = exc
-            with contextlib.suppress(RuntimeError):  # the server has stopped, and its loop is closed
-                loop.call_soon_threadsafe(done, result, error)
-
-        # A daemon, so that a method that never returns does not keep the process alive.
-        context = contextvars.copy_context()
         try:
-            threading.Thread(target=context.run, args=(work,), name="headwater-method", daemon=True).start()
+            outcome = on_daemon_thread(function, "headwater-method")
         except BaseException:  # such as: the system has no more threads
             self._free.release()
             raise
-        found = await outcome
+        outcome.add_done_callback(lambda _: self._free.release())
+        found = await asyncio.shield(outcome)
         return await found if inspect.isawaitable(found) else found
+
+
+def on_daemon_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Run a function that may never return: its thread does not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def work() -> None:
+        done: Callable[[], None]
+        try:
+            done = partial(outcome.set_result, function())
+        except StopIteration as exc:  # which a future cannot carry
+            done = partial(outcome.set_exception, RuntimeError(f"the method raised {exc!r}"))
+        except BaseException as exc:
+            done = partial(outcome.set_exception, exc)
+        with contextlib.suppress(RuntimeError):  # the server has stopped, and its loop is closed
+            loop.call_soon_threadsafe(done)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(work,), name=name, daemon=True).start()
+    return outcome

@@ -8,7 +8,6 @@ import errno
 import ipaddress
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -17,7 +16,7 @@ from headwater.broker.flow import run_async
 from headwater.broker.log import LocalLog
 from headwater.errors import DiskFullError, InvalidConfigurationError, InvalidStateError
 from headwater.server.audit import Audit
-from headwater.server.auth import Grant, Scopes, Token, TokenFile
+from headwater.server.auth import Grant, Token, TokenFile
 from headwater.server.budget import Budget
 from headwater.server.connection import TOO_MANY_OF_A_TOKEN, Connection, ServerContext
 from headwater.server.listener import Acceptor, Admission, Admitted, WebSocketTransport
@@ -36,7 +35,7 @@ from headwater.server.mount import (
     text_response,
 )
 from headwater.server.pages import Files, Metrics, Pages
-from headwater.server.registry import Middleware, Registry
+from headwater.server.registry import Middleware, Registry, on_daemon_thread
 from headwater.server.shapes import ImplementationShapes, SpecificationShapes
 from headwater.server.tls import Certificates
 from headwater.settings import Limits, Settings, is_loopback
@@ -81,7 +80,6 @@ class Server:
         self.inbound = Budget(self.limits.inbound_total_bytes, patience_s=UNFINISHED_S)
         self.outbound = Budget(self.limits.outbound_total_bytes)
         self.acceptor = Acceptor(self)
-        self._is_running = False
         self._retaining: asyncio.Task[None] | None = None
         self._sweepers: list[asyncio.Task[None]] = []
         self._stop_asked: asyncio.Event | None = None
@@ -110,7 +108,7 @@ class Server:
     @property
     def port(self) -> int:
         """The port that the server listens on."""
-        if not self._is_running:
+        if self._context is None or not self._context.is_ready:
             raise InvalidStateError("the server is not running", next="Use it inside `async with server:`")
         return self.acceptor.port
 
@@ -155,9 +153,8 @@ class Server:
             if audit is not None:
                 await asyncio.to_thread(audit.close)
             raise
-        self._is_running = True
         self._sweepers = [asyncio.create_task(self._sweep(known)), asyncio.create_task(self._sweep_budgets())]
-        self._pages.ready = True
+        self._context.is_ready = True
         logger.info("serving %(log)s on %(url)s", {"log": core.name, "url": self.url})
         if self._tokens is not None and self._certificates is None and not is_loopback(settings.host):
             logger.warning("tokens are sent in clear text, unless a proxy in front of this port terminates TLS")
@@ -188,7 +185,7 @@ class Server:
 
     def admit(self, request: UpgradeRequest, transport: WebSocketTransport) -> Admission:
         context = self._context
-        if context is None or self._pages is None or not self._pages.ready:
+        if context is None or not context.is_ready:
             return self._refuse(request, 503, "not_ready", "the server is not ready")
         mount = self._mounts.find(request.target)
         shapes = RPC_PATHS.get(path_of(request.target))
@@ -257,17 +254,9 @@ class Server:
         return self._tokens.check(token, self._context.core.engine.clock.now_ms())
 
     def _rights(self, grant: Grant | None) -> Rights | None:
-        """Looked up at each use, because a session may outlive its token."""
-        tokens, context = self._tokens, self._context
-        if grant is None or tokens is None or context is None:
+        if grant is None or self._tokens is None or self._context is None:
             return None
-        token_id, clock = grant.token_id, context.core.engine.clock
-
-        def scopes() -> Scopes | None:
-            now = tokens.grant(token_id, clock.now_ms())
-            return None if now is None else now.scopes
-
-        return Rights(grant, scopes)
+        return Rights(grant, self._tokens, self._context.core.engine.clock)
 
     def _audit_refusal(self, request: UpgradeRequest | HttpRequest, status: int, why: str) -> None:
         if self._context is not None and status in (401, 403):
@@ -281,6 +270,7 @@ class Server:
 
     async def _answer(self, request: HttpRequest) -> HttpResponse:
         assert self._pages is not None
+        assert self._context is not None
         if not self._host_is_allowed(request.headers):
             return text_response(421, "the server does not know this name of its own; see the setting server.origins")
         grant = None
@@ -288,7 +278,7 @@ class Server:
             grant = self._authenticate(token)
         mount = self._mounts.find(request.target)
         if mount is not None:
-            if not self._pages.ready:
+            if not self._context.is_ready:
                 return text_response(503, "the server is not ready")
             if not self._origin_is_allowed(request.headers):
                 return text_response(403, NOT_THIS_ORIGIN)
@@ -339,9 +329,9 @@ class Server:
         """Accept no clients, stop deliveries, finish running calls, and close connections with 1001, all within the
         shutdown timeout."""
         context, mounts = self._context, self._mounts
-        if not self._is_running or context is None or self._pages is None:
+        if context is None or not context.is_ready:
             return
-        self._pages.ready = self._is_running = False
+        context.is_ready = False
         logger.info("stopping", extra={"clients": len(context.connections)})
         self.acceptor.close()
         for task in (*self._sweepers, self._retaining):
@@ -372,7 +362,6 @@ class Server:
 
     async def _close_core(self, context: ServerContext, seconds: float) -> None:
         """Close on a daemon thread, because the store may never return."""
-        loop, closed = asyncio.get_running_loop(), asyncio.Event()
 
         def close() -> None:
             try:
@@ -380,13 +369,10 @@ class Server:
                 context.audit.close()
             except Exception:
                 logger.exception("the log was not closed cleanly")
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(closed.set)
 
-        threading.Thread(target=close, name="headwater-closing", daemon=True).start()
         try:
             async with asyncio.timeout(seconds):
-                await closed.wait()
+                await asyncio.shield(on_daemon_thread(close, "headwater-closing"))
         except TimeoutError:
             logger.warning("the log is not closed after %(seconds).1f s; not waiting any longer", {"seconds": seconds})
             return

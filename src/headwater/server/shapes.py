@@ -217,7 +217,7 @@ def _with_envelope(text: bytes) -> bytes:
 _skim = msgspec.json.Decoder(msgspec.Raw)
 
 
-def fetched(found: Sequence[Claimed]) -> rpc.Fetched:
+def fetched(found: Sequence[Claimed]) -> rpc.Fetched[msgspec.Raw]:
     """Messages as arrays of their fields, encoded without a step in Python for each. One pass over the result finds out
     whether a payload is invalid JSON; only then each message is checked."""
     packed = msgspec.json.encode(found)

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
 from headwater.arguments import check_whole
 from headwater.broker.consumer import FETCH_MAX
@@ -628,7 +628,7 @@ async def _deliver(
 
 async def _pack(
     connection: Connection, subscriber: DurableConsumer | TailConsumer, found: Sequence[Claimed]
-) -> tuple[Sequence[Claimed], rpc.Fetched]:
+) -> tuple[Sequence[Claimed], rpc.Fetched[Raw]]:
     """The messages that fit into an answer, and the answer. The others come with the next fetch; one that fits into no
     answer is dead-lettered, as above."""
     async with _one_large_at_a_time(connection, found):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from typing import Any
 
 from headwater.errors import InvalidConfigurationError
+from headwater.files import Signature, signature_at
 from headwater.server.logging import logger
 from headwater.settings import ServerSettings
 
@@ -16,7 +16,7 @@ class Certificates(ssl.SSLContext):
 
     _settings: ServerSettings
     _newest: ssl.SSLContext
-    _seen: list[tuple[int, int, int]]
+    _seen: list[Signature | None]
 
     @classmethod
     def read(cls, settings: ServerSettings) -> Certificates | None:
@@ -24,12 +24,12 @@ class Certificates(ssl.SSLContext):
         if settings.tls_certificate is None:
             return None
         made = cls(ssl.PROTOCOL_TLS_SERVER)
-        made._settings, made._seen, made._newest = settings, _signature(settings), _context(settings)
+        made._settings, made._seen, made._newest = settings, _signatures(settings), _context(settings)
         return made
 
     def refresh(self) -> None:
         """Existing connections keep their certificate; an unusable one is ignored."""
-        seen = _signature(self._settings)
+        seen = _signatures(self._settings)
         if seen == self._seen:
             return
         self._seen = seen
@@ -44,19 +44,9 @@ class Certificates(ssl.SSLContext):
         return self._newest.wrap_bio(*args, **options)
 
 
-def _files(settings: ServerSettings) -> list[str]:
-    return [path for path in (settings.tls_certificate, settings.tls_key, settings.tls_client_ca) if path is not None]
-
-
-def _signature(settings: ServerSettings) -> list[tuple[int, int, int]]:
-    found = []
-    for path in _files(settings):
-        try:
-            state = os.stat(path)
-            found.append((state.st_ino, state.st_size, state.st_mtime_ns))
-        except OSError:
-            found.append((0, 0, 0))
-    return found
+def _signatures(settings: ServerSettings) -> list[Signature | None]:
+    paths = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+    return [signature_at(path) for path in paths if path is not None]
 
 
 def _context(settings: ServerSettings) -> ssl.SSLContext:
