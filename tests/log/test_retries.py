@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from eventually import eventually
 from fetched import attempts
+from waiting import until_it_waits
 
 from headwater import Log, ManualClock
 from headwater.errors import InvalidOptionError, LeaseLostError
@@ -177,6 +178,23 @@ def test_suspects_come_one_at_a_time_among_the_others(log: Log, mode: Any, clock
         assert subscription.fetch() == []
         found[-1].ack()
     assert subscription.fetch() == []
+
+
+@pytest.mark.usefixtures("engine_here")
+@pytest.mark.parametrize("reason", ["room", "suspect"])
+def test_an_ack_wakes_a_fetch_that_waits_for_it(log: Log, mode: Any, clock: ManualClock, reason: str) -> None:
+    """For room, or because both messages are suspects."""
+    log.publish_many([("a", 1), ("a", 2)])
+    subscription: Any = log.subscribe("s", "a", mode=mode, ack_wait=5, max_in_flight=1 if reason == "room" else 9)
+    if reason == "suspect":
+        subscription.fetch()
+        clock.advance(5)
+    [first] = subscription.fetch()
+    waiting = subscription._consumer.take(1, None)
+    bell = until_it_waits(waiting)
+    first.ack()
+    assert bell.done
+    waiting.close()
 
 
 def test_one_that_is_never_acked_does_not_hold_up_the_rest(log: Log, mode: Any, clock: ManualClock) -> None:
