@@ -152,6 +152,29 @@ def test_a_waiting_thread_ends(log: Log, verb: str) -> None:
     assert len(outcomes) == 1
 
 
+def test_a_waiting_iterator_ends(log: Log) -> None:
+    """Behind a server messages are sent to it unasked, so nothing that it asks is refused."""
+    log.publish("a", 1)
+    before = log.subscribe("s", "a", start="first")
+    has_begun = threading.Event()
+    outcomes: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            for message in before.messages(timeout=None):
+                message.ack()
+                has_begun.set()
+        except LeaseLostError as exc:
+            outcomes.append(exc)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert has_begun.wait(TIME_LIMIT_S)
+    log.subscribe("s", "a", takeover=True)
+    thread.join(TIME_LIMIT_S)
+    assert len(outcomes) == 1
+
+
 async def test_a_waiting_task_ends(tmp_path: Path, clock: ManualClock) -> None:
     async with headwater.open_async(
         tmp_path / "log.db", clock=clock, maintenance_interval=None, heartbeats=False

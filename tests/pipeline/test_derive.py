@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import random
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.errors import HeadwaterError
 from headwater.message import derived_id
 from headwater.pipeline.columns import (
     EXPLICIT_IDS_SCHEMA,
@@ -26,6 +30,9 @@ from headwater.pipeline.columns import (
     TYPED_SCHEMA,
 )
 from headwater.pipeline.derive import Derived, Deriver, Sums, merged, named_seqs, repeated_seqs
+from headwater.pipeline.logs import Range
+from headwater.pipeline.run import Task, run_task
+from headwater.pipeline.storage import Storage
 from headwater.pipeline.types import RegisteredSchema, Types, typed_schema
 
 SALT = 12_345
@@ -360,3 +367,17 @@ def test_known_ids_and_originals_may_be_absent(rows: list[Row]) -> None:
 def ids(*rows: Row) -> pa.Table:
     columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[], [], []]
     return pa.table(columns, schema=EXPLICIT_IDS_SCHEMA)
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+@pytest.mark.parametrize("log", [None, "nowhere.db"])
+def test_a_task_leaves_the_garbage_collector_as_it_was(tmp_path: Path, log: str | None, was_enabled: bool) -> None:
+    """The processes of Spark run many tasks."""
+    task = Task(Storage(str(tmp_path)), Range(0, 1), log, (), None)
+    (gc.enable if was_enabled else gc.disable)()
+    try:
+        with nullcontext() if log is None else pytest.raises(HeadwaterError):
+            run_task(task)
+        assert gc.isenabled() is was_enabled
+    finally:
+        gc.enable()

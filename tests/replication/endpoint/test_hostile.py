@@ -17,8 +17,9 @@ from websockets.exceptions import ConnectionClosed
 
 from headwater.delivery.retry import RetryPolicy
 from headwater.errors import DiskFullError, LockedError, StoreError, UnknownReplicaError
-from headwater.replication.host import disk, events, pull, push
+from headwater.replication.host import catalogue, disk, events, pull, push
 from headwater.replication.host.catalogue import Catalogue
+from headwater.replication.host.disk import new_replica_id
 from headwater.replication.sqlite_tools import start
 from headwater.server.auth import Scopes, TokenFile
 
@@ -126,6 +127,28 @@ async def test_versions_are_announced_in_order_and_a_replica_that_is_refused_kee
         reported = [(topic, data["version"]) for topic, _, data in server.messages()]
         assert reported == [("replica.ns.app.db", 1), ("replica.ns.app.db", 2)]
         assert [replica.name.name for replica, _ in server.store.catalogue.unannounced()] == ["bad"]
+
+
+async def test_a_replica_whose_message_takes_too_long_keeps_no_other_waiting(
+    hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = sorted(new_replica_id() for _ in range(2))  # the slow one comes first
+    monkeypatch.setattr(catalogue, "new_replica_id", lambda: ids.pop(0))
+    monkeypatch.setattr(events, "BACKOFF", RetryPolicy(base_ms=10, cap_ms=10))
+    monkeypatch.setattr(events, "PUBLISH_S_MAX", 0.1)
+    async with hosted() as server:
+        announcer = server.endpoint._context.announcer  # type: ignore[union-attr]
+        publish = announcer._publish
+
+        async def sometimes(topic: str, data: Any, id: str) -> None:
+            if topic == "replica.ns.slow":
+                await asyncio.Event().wait()
+            await publish(topic, data, id)
+
+        announcer._publish = sometimes
+        await server.push(database, "ns/slow")
+        await server.push(database)
+        await until(lambda: [topic for topic, _, _ in server.messages()] == ["replica.ns.app.db"])
 
 
 async def test_the_last_room_of_the_disk_is_left_to_the_log(

@@ -191,6 +191,22 @@ async def test_a_replica_made_anew_during_a_pull_is_pulled_too(
     assert following._have == following._newest
 
 
+async def test_a_stop_ends_a_running_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pull(*_: object) -> Outcome:
+        following.stop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(subscription, "pull", pull)
+    remote = Remote("ws://127.0.0.1:1", ReplicaName("shop", "app.db"))
+    options = TransferOptions(client_id="here:1")
+    following = PullSubscription(str(tmp_path / "copy.db"), remote, options, Callbacks(print), {})
+    connected_to(following, "old", 1)
+    async with asyncio.timeout(PATIENCE_S):
+        await following.run()
+    assert following._have == 0
+
+
 async def test_another_sync_of_the_copy_is_waited_for(
     server: RunningServer, database: Database, follow: Follow, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
