@@ -21,7 +21,7 @@ from headwater.errors import (
     UnsyncedChangesError,
 )
 from headwater.replication.connection import CLOSE_S_MAX, CLOSED_EARLY, ReplicaConnection, as_partial
-from headwater.replication.integrity import dbhash_if_any, start_hash
+from headwater.replication.integrity import dbhash_if_any, hashing
 from headwater.replication.local_database import (
     Shell,
     first_page_hash,
@@ -38,7 +38,7 @@ from headwater.replication.protocol import PullOffer
 from headwater.replication.rsync import REPLICA_BEGIN, OriginStream, RsyncProcess
 from headwater.replication.snapshot import take_snapshot
 from headwater.replication.sync_state import SyncRecord, SyncState
-from headwater.replication.threads import thread_to_its_end
+from headwater.replication.threads import running, thread_to_its_end
 
 CLOSING_S_MAX = 60.0  # for the server to close the session after all pages are written
 
@@ -85,21 +85,21 @@ class _Pull:
         self._report("preparing")
         shape = await asyncio.to_thread(shape_of, self._path, self.stop)
         page_size = None if shape is None else shape.page_size
-        hashing = None
+        here = None
         if page_size is not None and self.options.overwrite:
             self._head = await asyncio.to_thread(first_page_hash, self._path, self.stop)
         elif page_size is not None:
             self._compared = self.stack.enter_context(Shell(self._path, self.stop))
             self._compared_version = await asyncio.to_thread(self._compared.data_version)
             self._head = await asyncio.to_thread(self._compared.first_page_hash)
-            hashing = start_hash(self._path, self.stack, live=True)
+            here = await self.stack.enter_async_context(hashing(self._path, live=True))
         await self.stack.enter_async_context(self._connection)
         await self._connection.send_config({})
         offer = await self._connection.config(PullOffer)
         self._size = offer.size
         self._received = OriginStream(offer.page_size)
-        if hashing is not None:
-            self._refuse_unsynced(await hashing, offer)
+        if here is not None:
+            self._refuse_unsynced(await here, offer)
         try:
             await self._move(offer, page_size)
         except LockedError:
@@ -231,9 +231,10 @@ class _Pull:
     async def _receive(self, path: str) -> None:
         replica = await RsyncProcess.replica(path)
         try:
-            answering = asyncio.create_task(self._answer(replica, path))
-            receiving = asyncio.create_task(self._read_pages(replica))
-            try:
+            async with (
+                running(self._answer(replica, path)) as answering,
+                running(self._read_pages(replica)) as receiving,
+            ):
                 await self._connection.first_of(answering, receiving, lambda: self._sent + self._received.bytes)
                 if receiving.done():  # it ends early only by an error
                     await receiving
@@ -253,10 +254,6 @@ class _Pull:
                         "the server did not close the session", where=self._connection.shown, next="Try again"
                     )
                 await receiving
-            finally:
-                for task in (answering, receiving):
-                    task.cancel()
-                await asyncio.gather(answering, receiving, return_exceptions=True)
         finally:
             is_live = path == self._path
             self._may_be_written = is_live and (self._is_whole or self._received.may_have_committed)

@@ -47,6 +47,7 @@ from headwater.replication.pull import pull
 from headwater.replication.push import push
 from headwater.replication.schedule import BACKOFF, Changed, Claim, Push, PushSchedule, Release
 from headwater.replication.sync_state import SyncState
+from headwater.replication.threads import running
 from headwater.replication.timers import Timers, seconds_text
 
 PERMANENT_ERRORS = (
@@ -129,12 +130,8 @@ class Subscription:
 
     async def run(self) -> None:
         """Ends after `stop`; a permanent error is raised."""
-        connecting = asyncio.create_task(self.keep_connected())
-        try:
+        async with running(self.keep_connected()):
             await self.follow()
-        finally:
-            connecting.cancel()
-            await asyncio.gather(connecting, return_exceptions=True)
         if self._error is not None:
             raise self._error
 
