@@ -101,6 +101,8 @@ class Subscription:
         self._wake = asyncio.Event()
         self._stopping = False
         self._error: BaseException | None = None
+        self.outcome: Outcome | None = None
+        """Of the newest push or pull."""
         self._connection: ReplicaConnection | None = None
         self._was_open = False
 
@@ -112,6 +114,11 @@ class Subscription:
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
         self.stop()
+
+    def _report_outcome(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        if self._on_outcome is not None:
+            self._on_outcome(outcome)
 
     def _report_failure(self, error: Exception, text: str, *values: object) -> None:
         """Report to the caller's callback, otherwise as a warning."""
@@ -320,7 +327,7 @@ class PushSubscription(Subscription):
             self._reporter.note_success()
             self._warn_if_shrunk(task.result())
             try:
-                self._on_outcome(task.result())
+                self._report_outcome(task.result())
             except Exception as exc:  # one that fails ends the subscription
                 self._fail(exc)
             return
@@ -460,7 +467,7 @@ class PullSubscription(Subscription):
         if self._newest >= newest:  # otherwise the replica was made anew during the pull, and is behind once more
             self._have = outcome.version or newest
         self._replica_id = SyncState(self._local).load(self._remote).replica_id
-        self._on_outcome(outcome)
+        self._report_outcome(outcome)
         return True
 
     # --- events -------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ class Sync:
         self,
         timers: Timers,
         *,
-        on_outcome: OnOutcome,
+        on_outcome: OnOutcome | None = None,
         coordinate: bool = False,
         push_on_exit: bool = False,
         on_progress: OnProgress | None = None,
