@@ -66,7 +66,10 @@ class PushSession:
         store, threads = self.context.store, self.context.threads
         scratch = await threads.do_or_undo(store.discard_push, self._begin, asked, size)
         try:
-            with self.context.subscribers.pushing(self.name, self.session.identity):
+            with (
+                self.context.subscribers.of(self.name) as subscribers,
+                subscribers.pushing(self.session.identity),
+            ):
                 complete = await self._receive_all(scratch, asked)
                 if complete is None:
                     self.outcome = "dry"
