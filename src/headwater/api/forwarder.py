@@ -41,6 +41,7 @@ from headwater.delivery.circuit import (
     BreakerState,
     Suspect,
     Tried,
+    TryOutcome,
     begin_to_suspect,
     failed_again,
     goes_on,
@@ -714,15 +715,9 @@ class _Sender:
 
     def _report(self, made: _Round) -> None:
         turn, self._turn = self._turn, None
-        if turn is None:
-            return
-        now_ms = self._clock.now_ms()
-        if made.sent:
-            self._become(circuit.succeeded(self._breaker, turn, now_ms))
-        elif made.rest:
-            self._become(circuit.failed(self._policy, self._breaker, turn, now_ms))
-        else:
-            self._become(circuit.not_tried(self._policy, self._breaker, turn))
+        if turn is not None:
+            outcome: TryOutcome = "succeeded" if made.sent else "failed" if made.rest else "not tried"
+            self._become(circuit.ended(self._policy, self._breaker, turn, outcome, self._clock.now_ms()))
 
     def _become(self, breaker: Breaker) -> None:
         before, self._breaker = self._breaker, breaker
