@@ -8,7 +8,7 @@ import os
 import threading
 
 from headwater.errors import InvalidOptionError
-from headwater.formats import Span, span_ms
+from headwater.formats import Span
 from headwater.replication.names import Place, place_of
 from headwater.replication.outcome import OnFailure, OnOutcome, Outcome
 from headwater.replication.subscription import PushSubscription, Subscription
@@ -47,8 +47,7 @@ def follow(
     `on_outcome` is called after each push or pull, `on_error` after each failure: those that are retried, and the one
     that ends the follower. Both are called on the thread of the follower, which waits for them; an exception of theirs
     ends it."""
-    spans = {"waitIdle": wait_idle, "minInterval": min_interval, "maxInterval": max_interval}
-    timers = Timers(*(None if span is None else span_ms(span, name) for name, span in spans.items()))
+    timers = Timers.of(wait_idle, min_interval, max_interval)
     work = Sync(
         _absolute(place_of(os.fspath(source))),
         _absolute(place_of(os.fspath(target))),
