@@ -16,7 +16,6 @@ from headwater.replication.claims import ClaimRegistry, ClientIdentity
 from headwater.replication.host.catalogue import Replica
 from headwater.replication.host.events import SessionOutcome
 from headwater.replication.host.session import (
-    UNAUTHORIZED,
     Abort,
     HostContext,
     ReplicaSession,
@@ -128,7 +127,7 @@ class SubscribeSession:
 
 def rights_revoked(session: SessionKind) -> Abort:
     why = "its key or token was revoked or has expired, or one is needed by now"
-    return Abort(UNAUTHORIZED, f"this client may not {session} any more: {why}")
+    return Abort("UNAUTHORIZED", f"this client may not {session} any more: {why}")
 
 
 def _span_ms(text: str) -> int:
