@@ -24,11 +24,11 @@ from headwater.replication.connection import CLOSE_S_MAX, CLOSED_EARLY, ReplicaC
 from headwater.replication.integrity import dbhash_if_any, hashing
 from headwater.replication.local_database import (
     Shell,
-    first_page_hash,
     no_space,
     remove_database,
     remove_if_empty,
     replace_content,
+    require_shape,
     settle,
     shape_of,
 )
@@ -84,14 +84,12 @@ class _Pull:
         started_s = time.monotonic()
         self._report("preparing")
         shape = await asyncio.to_thread(shape_of, self._path, self.stop)
-        page_size = None if shape is None else shape.page_size
-        here = None
-        if page_size is not None and self.options.overwrite:
-            self._head = await asyncio.to_thread(first_page_hash, self._path, self.stop)
-        elif page_size is not None:
+        page_size = here = None
+        if shape is not None:
+            page_size, self._head = shape.page_size, shape.head
+        if shape is not None and not self.options.overwrite:
             self._compared = self.stack.enter_context(Shell(self._path, self.stop))
             self._compared_version = await asyncio.to_thread(self._compared.data_version)
-            self._head = await asyncio.to_thread(self._compared.first_page_hash)
             here = await self.stack.enter_async_context(hashing(self._path, live=True))
         await self.stack.enter_async_context(self._connection)
         await self._connection.send_config({})
@@ -116,7 +114,7 @@ class _Pull:
         head: str | None
         if self.options.dry:
             dbhash = offer.dbhash
-            head = await asyncio.to_thread(first_page_hash, self.state.pulled_path)
+            head = (await require_shape(self.state.pulled_path)).head
         else:
             dbhash, head = await self._proved(offer)
             record = SyncRecord(replica_id=offer.replica_id, base=offer.version, dbhash=dbhash, head=head)
@@ -306,10 +304,10 @@ class _Pull:
             next=f"Verify the replica first: headwater replica verify {self.remote.key}@{offer.version}; then {again}",
         )
 
-    def _hash_now(self) -> tuple[str | None, str, bool]:
+    def _hash_now(self) -> tuple[str | None, str | None, bool]:
         """The hash of the database, that of its first page, and whether it was written meanwhile. Opens it first:
         `sqlite3_dbhash` waits for no lock. Blocks."""
         with Shell(self._path) as shell:
             before = shell.data_version()
-            here, head = dbhash_if_any(self._path, live=True, stop=self.stop), shell.first_page_hash()
+            here, head = dbhash_if_any(self._path, live=True, stop=self.stop), shell.shape().head
             return here, head, shell.data_version() != before

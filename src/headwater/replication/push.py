@@ -28,7 +28,7 @@ from headwater.replication.connection import (
     newest_version,
 )
 from headwater.replication.integrity import hashing
-from headwater.replication.local_database import first_page_hash, require_shape, settle
+from headwater.replication.local_database import require_shape, settle
 from headwater.replication.names import Remote
 from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress, TransferOptions
 from headwater.replication.protocol import (
@@ -151,9 +151,7 @@ class _Push:
             if isinstance(named_base, int) and named_base > exc.newest:
                 raise _no_such_base(exc, named_base, self.remote) from exc
             raise
-        head = None
-        if taken.is_copy:
-            head = await asyncio.to_thread(first_page_hash, taken.path)
+        head = (await require_shape(taken.path)).head if taken.is_copy else None
         if named_base is None and record.base and record.replica_id not in (None, agreed.replica_id):
             raise _another_replica(agreed.base, self.remote)
         try:
