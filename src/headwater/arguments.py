@@ -306,7 +306,7 @@ def hinted(verb: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def _mark_coroutine_function(call: Any) -> None:
-    """For frameworks and mocks, which ask whether a call has to be awaited."""
+    """Make frameworks and mocks, which ask whether a call has to be awaited, await this one."""
     if hasattr(inspect, "markcoroutinefunction"):  # since Python 3.12
         inspect.markcoroutinefunction(call)
     else:
@@ -348,7 +348,7 @@ def unknown_option(name: str, verb: str, options: Sequence[str]) -> str:
 
 
 def no_attribute(thing: object, kind: str, name: str) -> NoReturn:
-    """For `__getattr__`, of what Python did not find."""
+    """Raise the AttributeError of a `__getattr__`, with what may be meant instead."""
     text = f"{type(thing).__name__!r} object has no attribute {name!r}"
     raise AttributeError(text + _instead_of(kind, name), name=name, obj=thing)
 

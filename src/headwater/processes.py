@@ -1,9 +1,13 @@
-"""The id of this process. The system is asked once, and again in a forked child: every verb of a log compares it, and a
-question takes longer than the rest of the check."""
+"""The id of this process. A log is of the process that opened it: a forked child has none of its threads, and must not
+use its connections."""
 
 import os
 
+from headwater.errors import ClosedError
+
 pid = os.getpid()
+"""For every verb: to ask the system takes longer than the rest of a check. Not renewed after a fork by C code, such as
+that of uWSGI, which calls no hook of Python."""
 
 
 def _ask_again() -> None:
@@ -13,3 +17,18 @@ def _ask_again() -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_ask_again)
+
+
+def is_forked(opened_by: int) -> bool:
+    """Asks the system: for whatever uses a connection or wakes a thread."""
+    return os.getpid() != opened_by
+
+
+def refuse_forked(opened_by: int, where: str) -> None:
+    if is_forked(opened_by):
+        raise forked_error(where)
+
+
+def forked_error(where: str) -> ClosedError:
+    why = "the log was opened by the process that this one was forked from"
+    return ClosedError(why, where=where, next="Open it again in this process")

@@ -297,7 +297,7 @@ class _Drain:
                 yield schedule.next_ms
 
     def _move_to(self, at_ms: int) -> None:
-        """Or a little further, if that is now and something only has to be looked at again."""
+        """Move the clock there, or a little further, if that is now and something only has to be looked at again."""
         self._clock.advance(max(at_ms - self._clock.now_ms(), 1 if at_ms < self._until_ms else 0) / 1000)
 
     def _step(self) -> None:

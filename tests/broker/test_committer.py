@@ -1,6 +1,8 @@
 """Group commit: works that wait together are committed together, and one that fails, fails alone."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -255,6 +257,24 @@ def test_a_callback_that_fails_after_the_commit_costs_neither_the_others_nor_the
     assert outcome(desk.committer.submit(work)) == 7
     assert done == ["before", "behind"]
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [UnknownSubscriptionError, StoreError], ids=["refused", "broken"])
+def test_a_failed_work_is_not_kept(desk: Desk, kind: type[Exception]) -> None:
+    """Its error refers to the frames that ran it, and these to its completion, which has the error."""
+    desk.gate.open()
+    kept: list[weakref.ref[Exception]] = []
+
+    def fail(writer: Any, hooks: Any) -> None:
+        error = kind("no")
+        kept.append(weakref.ref(error))
+        raise error
+
+    for work in (fail, lambda writer, hooks: None):  # the writer has the last group at hand until the next one
+        desk.committer.submit(work).wait(30)
+    gc.collect()
+
+    assert kept[0]() is None
 
 
 def test_closing_finishes_what_is_queued(desk: Desk) -> None:

@@ -31,7 +31,7 @@ DOCS = [
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))),
 ]
 WRITTEN = [*DOCS, *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "examples").rglob("*.*")))]
-FILE_SUFFIXES = (".py", ".md", ".sql", ".toml", ".txt", ".lock", ".json")
+FILE_SUFFIXES = (".py", ".md", ".sql", ".toml", ".txt", ".lock", ".json", ".yml")
 THE_READERS_OWN = {
     *("headwater.toml", "manifest.db", "conftest.py", "shop.py", "shop/app.db", "NS/NAME"),
     *("status.json", "publish.py", "read.py", "tasks.py", "run.py", "stock.py", "test_orders.py", "warnings.txt"),
@@ -82,6 +82,20 @@ def test_paths_are_recognised() -> None:
         "tests/crash",
         ".ci/run",
     ]
+
+
+def rows_of_changes() -> list[str]:
+    _, _, rows = text("CONTRIBUTING.md").partition("| the change | the place |\n")
+    return re.findall(r"^\| .*$", rows.partition("\n\n")[0], re.MULTILINE)
+
+
+@pytest.mark.parametrize("row", rows_of_changes(), ids=lambda row: row.split("|")[1].strip())
+def test_names_are_in_the_files_of_their_row(row: str) -> None:
+    paths = [base / each for each in paths_in(row) for base in (ROOT, PACKAGE)]
+    files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
+    code = "\n".join(file.read_text(errors="replace") for file in files)
+    names = set(re.findall(r"`(\w+(?:\.\w+)*)`", row)) - set(paths_in(row))
+    assert {name for name in names if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", code)} == set()
 
 
 def test_every_package_has_its_place_in_the_architecture() -> None:

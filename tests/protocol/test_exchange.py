@@ -238,6 +238,30 @@ def test_answers_too_many_for_one_frame_come_in_several_arrays() -> None:
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "result",
+    [[[]] * 600, [{}] * 600, ["[" * 1_200], ['"[' * 600], ["\\[" * 600]],
+    ids=["arrays", "objects", "text", "quotes", "\\"],
+)
+def test_long_answers_that_are_not_deep_stay_in_one_array(result: object) -> None:
+    session = Session()
+    exchange = batch_of(session, request(1), request(2), request(3))
+    for call, value in zip(exchange.calls, ("before", result, "after"), strict=True):
+        exchange.answer(call, value)
+    [text] = session.texts_to_send()
+    assert [response["result"] for response in responses_in(text)] == ["before", result, "after"]
+
+
+def test_a_deep_answer_goes_in_an_array_of_its_own_in_its_place() -> None:
+    """Its reader may not be able to read it, and would lose the others."""
+    session = Session()
+    exchange = batch_of(session, *map(request, range(4)))
+    deep = msgspec.Raw(b'{"]":[' * 300 + b'"]"' + b"]}" * 300)
+    exchange.answer_all(exchange.calls[:2], ["first", deep])
+    exchange.answer_all(exchange.calls[2:], [deep, "last"])
+    assert [[each["id"] for each in responses_in(text)] for text in session.texts_to_send()] == [[0], [1], [2], [3]]
+
+
 def test_what_is_answered_goes_at_once_and_what_is_given_up_with_the_next_collection() -> None:
     members = [request(1), request(2), notification()]
     gc.collect()

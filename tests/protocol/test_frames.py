@@ -141,6 +141,35 @@ def test_deep_nesting_is_an_error_and_nothing_worse(shape: str, depth: int) -> N
         assert only_error(serve(Session(), shape % nest, ECHO)) == (-32700, None)
 
 
+DEEP = f'"params":{"[" * 1_100 + "]" * 1_100}'
+
+
+@pytest.mark.parametrize("id", ["7", "0", "9007199254740991"])
+def test_a_deep_call_as_our_own_end_writes_it_is_refused_under_its_id(id: str) -> None:
+    assert only_error(serve(Session(), f'{{"jsonrpc":"2.0","method":"echo",{DEEP},"id":{id}}}', ECHO)) == (
+        -32602,
+        int(id),
+    )
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        '{"jsonrpc":"2.0","method":"echo","id":1},{"jsonrpc":"2.0","method":"echo",%s,"id":2}',
+        '{"jsonrpc":"2.0","method":"echo",%s,"id":1},{"jsonrpc":"2.0","method":"echo","id":2}',
+        '{"jsonrpc":"2.0","method":"echo",%s},{"jsonrpc":"2.0","method":"echo","id":2}',
+    ],
+)
+def test_a_batch_with_a_deep_member_fails_as_a_whole(members: str) -> None:
+    """None of its calls is carried out, and which one is too deep is not known."""
+    assert only_error(serve(Session(), f"[{members % DEEP}]", ECHO)) == (-32700, None)
+
+
+def test_what_is_no_id_is_not_sent_back() -> None:
+    frame = f'{{"jsonrpc":"2.0","method":"echo",{DEEP},"id":007}}'
+    assert only_error(serve(Session(), frame, ECHO)) == (-32700, None)
+
+
 def test_an_error_says_where_why_and_what_next() -> None:
     [text] = serve(Session(), "[1]", ECHO)
     [response] = responses_in(text)

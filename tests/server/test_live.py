@@ -17,6 +17,7 @@ from headwater.broker.deliveries import Claimed
 from headwater.message import Message, readable
 from headwater.server import live, shapes
 from headwater.server.connection import OUTGOING_BYTES_MAX
+from headwater.stores.sql import SqlReader
 
 DEEPEST_ROW = "[" * 1_000 + "]" * 1_000  # SQLite's JSON nests no deeper
 
@@ -184,6 +185,14 @@ def test_a_payload_nested_almost_as_deeply_as_this_process_reads_is_sent_as_text
     assert not shapes.fetched([Claimed(nested(deepest // 2), 1, 1)]).unreadable
 
 
+def test_a_payload_that_is_json_only_inside_an_array_is_sent_as_text() -> None:
+    """Such a row cannot be inserted without a `checked` that is not true; in a frame it would end its own field."""
+    broken = b'"%b"],["b"' % (b"a" * 2_000)
+    assert bytes(shapes._json_data(Message(1, "a", msgspec.Raw(broken), 0, len(broken), 0))) == msgspec.json.encode(
+        broken.decode()
+    )
+
+
 async def test_an_error_of_ours_while_sending_ends_neither_the_live_feed_nor_a_subscription_silently(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +212,24 @@ async def test_an_error_of_ours_while_sending_ends_neither_the_live_feed_nor_a_s
         assert await consumer.note("rpc.lost") == {"subscription_id": "s", "why": "internal error"}
         await listener.publish("a", "good")
         assert (await listener.note("rpc.notification"))["data"] == "good"
+
+
+async def test_an_error_of_ours_at_the_beginning_does_not_end_the_live_feed(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "RETRY_S", 0)
+    seq_before, failures = SqlReader.seq_before, iter([RuntimeError("made up")])
+
+    def fails_once(reader: SqlReader, at_ms: int) -> int:
+        for failure in failures:
+            raise failure
+        return seq_before(reader, at_ms)
+
+    monkeypatch.setattr(SqlReader, "seq_before", fails_once)
+    async with serve() as server, connect(server) as client:
+        await client.call("rpc.subscribe", {"topic": "a"})
+        await client.publish("a", 1)
+        assert (await client.note("rpc.notification"))["data"] == 1
 
 
 async def test_what_listeners_do_not_read_is_bounded(serve: Serve) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from rows_looked_at import rows_looked_at
 
 from headwater.delivery.lease import Lease
 from headwater.delivery.publishing import DedupeWindow
@@ -265,6 +266,20 @@ def test_a_former_dead_letter_waits_for_what_is_in_flight_of_its_key(store: Stor
         writer.remove_deliveries("s", [2])
     assert due_seqs(store, NOW) == [1]
     assert next_due_ms(store) == NOW
+
+
+@pytest.mark.parametrize("dead_letter", [None, 7], ids=["new", "redriven"])
+def test_rows_of_other_keys_are_not_looked_at(store: Store, dead_letter: int | None) -> None:
+    """Else each claim would take a time that grows with the square of what waits."""
+    subscribe(store, "s")
+
+    def steps(count: int) -> int:
+        rows = (waiting if seq % 2 else leased for seq in range(count))
+        put(store, *(row(seq, key=f"k{seq}", dead_letter=dead_letter) for seq, row in enumerate(rows, 1)))
+        return rows_looked_at(store, lambda reader: reader.due("s", NOW, 10, "priority"))
+
+    few = steps(50)
+    assert steps(400) <= 10 * few
 
 
 def test_next_due_is_the_earliest_of_all_rows(store: Store) -> None:

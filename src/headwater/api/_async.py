@@ -58,6 +58,7 @@ from headwater.broker.subscribe import (
 )
 from headwater.broker.transaction import OwnTransaction
 from headwater.broker.verbs import LogVerbs, RemoteVerbs
+from headwater.delivery.retention import make_limits
 from headwater.delivery.schedule import Missed, Schedule, check_schedule
 from headwater.errors import ClosedError, InvalidOptionError
 from headwater.formats import Moment, Span, span_ms, span_s
@@ -766,16 +767,8 @@ class AsyncLog(AsyncOnly, Hinting):
         dialect: Dialect = "nats",
     ) -> None:
         """Limit the messages under a pattern; maintenance deletes the oldest beyond the limits."""
-        await run_async(
-            self._core.retain(
-                pattern,
-                max_age=max_age,
-                max_count=max_count,
-                max_bytes=max_bytes,
-                keep_unacked=keep_unacked,
-                dialect=dialect,
-            )
-        )
+        limits = make_limits(max_age=max_age, max_count=max_count, max_bytes=max_bytes, keep_unacked=keep_unacked)
+        await run_async(self._core.retain(pattern, limits, dialect))
 
     async def delete_retention(self, pattern: str, dialect: Dialect = "nats") -> bool:
         """Delete the policy of a pattern. Returns whether there was one."""

@@ -24,6 +24,7 @@ from headwater.arguments import check_whole
 from headwater.broker.consumer import Consumer
 from headwater.broker.deliveries import Claimed, Failure
 from headwater.broker.flow import run_blocking
+from headwater.broker.handlers import PASSING_ERRORS
 from headwater.broker.logger import logger
 from headwater.broker.subscribe import (
     IN_FLIGHT_MAX,
@@ -59,9 +60,7 @@ from headwater.errors import (
     InvalidStateError,
     LeaseLostError,
     NotDeliveredError,
-    OverloadedError,
     RemoteError,
-    RequestTimeoutError,
     StoreError,
     SubscriptionActiveError,
     TransportError,
@@ -88,12 +87,7 @@ EXTENSIONS_PER_ACK_WAIT = 3
 SUSPECTS_MAX = 1_000
 LOG_RETRY_S = 1.0
 
-_LOG_IS_AWAY = (
-    StoreError,
-    RequestTimeoutError,
-    OverloadedError,
-    UnreachableError,
-)  # transient, and nothing is lost meanwhile
+_LOG_IS_AWAY = (*PASSING_ERRORS, UnreachableError)  # nothing is lost meanwhile
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "")
 _PORTS = {"ws": 80, "wss": 443, "postgres": 5432}
 
@@ -240,7 +234,8 @@ class Forwarder:
         try:
             while not self._stopping.is_set():
                 try:
-                    if self._acquire(waits=not once) and self._forward(self._log.last_seq() if once else None):
+                    if self._acquire(waits=not once):
+                        self._forward(self._log.last_seq() if once else None)
                         return
                 except (LeaseLostError, NotDeliveredError) as exc:  # another holder has taken over
                     logger.warning("forwarder %s begins again: %s", self.id, exc)
@@ -342,25 +337,27 @@ class Forwarder:
         except _LOG_IS_AWAY as exc:
             self._log_is_away(exc)
 
-    def _forward(self, upto: int | None) -> bool:
-        """True: it is done, or was asked to stop."""
+    def _forward(self, upto: int | None) -> None:
+        """Forward until asked to stop, or until all up to a seq is done."""
         while not self._stopping.is_set():
             if not self._current_batch:
                 self._extend()
                 self._fill(until_full=upto is None)
                 if upto is not None and not self._current_batch:
-                    return self._drain_refused()
+                    self._drain_refused()
+                    return
             reached = max((claimed.message.seq for claimed in self._current_batch), default=0)
             if self._current_batch:
                 self._round(gives_up=upto is not None)
             self._retry_refused()
             if upto is not None and not self._current_batch and reached >= upto:
-                return self._drain_refused()
-        return True
+                self._drain_refused()
+                return
 
-    def _drain_refused(self) -> bool:
-        """No new message is left to prove that the target is up. If the target recognises ids, a delivered message sent
-        again proves it; otherwise messages that still fail stay in the log."""
+    def _drain_refused(self) -> None:
+        """Try the refused messages again until none is left, or `max_attempts` rounds in a row prove nothing. No new
+        message is there to prove that the target is up: if it recognises ids, a delivered message that is sent again
+        proves it. What still fails stays in the log."""
         in_vain = 0
         while self._refused and in_vain < self._policy.max_attempts and not self._stopping.is_set():
             self._pause(round((self._idle_s() or 0.0) * 1000))
@@ -371,7 +368,6 @@ class Forwarder:
                 self._count_refusals()
             else:
                 in_vain += 1
-        return True
 
     def _fill(self, *, until_full: bool) -> None:
         """A batch: full, or as many as arrived in the time that it may wait. A redelivery is sent at once and alone:
@@ -586,7 +582,8 @@ class _Source:
         return found
 
     def extend(self, in_flight: Sequence[Claimed]) -> None:
-        """Before each round: messages in flight stay assigned to it, however long the target is away."""
+        """Extend all messages in flight, before each round: they stay assigned to it, however long the target is
+        away."""
         now_ms = self._clock.now_ms()
         for claimed in in_flight:
             self._held.began(claimed)
@@ -668,7 +665,7 @@ class _Sender:
         return self._turn is not None
 
     def send(self, hand: Sequence[Claimed], rounds_in_vain: int) -> _Round:
-        """All together; if that fails, one by one, so that a refused message does not delay the others."""
+        """Send all together; if that fails, one by one, so that a refused message does not delay the others."""
         tried, error = self.try_all(hand)
         if tried == "sent":
             made = _Round(list(hand), [], [], [], None)

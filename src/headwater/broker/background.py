@@ -76,7 +76,7 @@ class PeriodicTask:
         self._thread.start()
 
     def poke(self) -> None:
-        """The interval may have become shorter than the one that is being waited for."""
+        """Ask for the interval anew: it may be shorter now than the one that is being waited for."""
         self._poked.set()
 
     def stop(self) -> None:

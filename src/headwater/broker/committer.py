@@ -39,6 +39,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 import msgspec
 
+from headwater import processes
 from headwater.broker.flow import Completion, complete, finished
 from headwater.broker.logger import logger
 from headwater.broker.wakeups import Wakeups
@@ -80,7 +81,8 @@ class TransactionHooks(list[Callable[[], None]]):
         self.timed: dict[tuple[str, str], list[Any]] = {}
 
     def after_commit(self) -> None:
-        """The commit stands and must be reported: a callback that fails is logged, and the others run."""
+        """Call what follows the commit. It stands and must be reported: a callback that fails is logged, and the others
+        run."""
         for step in self.then:
             try:
                 step()
@@ -128,7 +130,7 @@ LOOP_S_MAX = 0.01  # a commit that took longer: the disk is slow
 SLOW_S = 0.25  # and for so long the thread commits
 
 
-class _Queued(msgspec.Struct, gc=False):
+class _Queued(msgspec.Struct):  # tracked by the garbage collector: the error of one that failed refers to it in a cycle
     completion: Completion[Any]
     work: Draft | list[Draft] | Work[Any]
     messages: int  # how many it writes
@@ -176,6 +178,7 @@ class Committer:
         self._is_shared = False  # the thread's last group had several works
         self._keeps_real_time = type(clock) is SystemClock
         self._closing = self._ended = False
+        self._pid = processes.pid
         self._thread = threading.Thread(target=self._run, name="headwater-writer", daemon=True)
         self._thread.start()
 
@@ -255,6 +258,7 @@ class Committer:
         for draft in drafts:
             if draft.id is not None or draft.extras is not None:
                 return None
+        processes.refuse_forked(self._pid, self._store.name)
         seqs = self._store.publish_at_once(drafts)
         if seqs is not None and self._wakeups.note_stored(seqs):
             with contextlib.suppress(ClosedError):  # closed meanwhile, and the messages are stored
@@ -264,6 +268,7 @@ class Committer:
 
     def _ring(self) -> None:
         if self._work_queued.locked():
+            processes.refuse_forked(self._pid, self._store.name)
             try:  # noqa: SIM105 (`suppress` is a call, and every publish comes here)
                 self._work_queued.release()
             except RuntimeError:  # another thread rang at the same moment
@@ -474,9 +479,9 @@ class Committer:
 def _wake_readers(
     wakeups: Wakeups, drafts: Sequence[Draft], seqs: Sequence[int], writer: Writer, hooks: TransactionHooks
 ) -> None:
-    """For a consumer that has begun to wait while they were stored at once. The writer thread does it: a signal handler
-    may have interrupted the holder of the wake-ups' lock. All are woken, and look: without the lock, `last_known` may
-    have been set below what was published meanwhile on other topics."""
+    """Wake all readers, for a consumer that has begun to wait while these messages were stored at once. The writer
+    thread does it: a signal handler may have interrupted the holder of the wake-ups' lock. All look, because without
+    the lock `last_known` may have been set below what was published meanwhile on other topics."""
     hooks.note_published(drafts, seqs)
     hooks.then.append(wakeups.wake_all)
 

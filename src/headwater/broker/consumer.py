@@ -52,7 +52,8 @@ class Prefetch:
         self._filled_s = time.monotonic() if count >= self.size else None
 
     def emptied(self) -> None:
-        """All that was claimed is taken; claim more next time if that was quick, less if it was slow."""
+        """Adapt the size to how long the takes of all that was claimed took: more next time if that was quick, less if
+        slow."""
         if self._adapts and self._filled_s is not None:
             took_s = time.monotonic() - self._filled_s
             self.size = min(self.size * 2, self._most) if took_s < PREFETCH_S / 2 else self.size
@@ -113,7 +114,7 @@ class Consumer(ABC):
             self._release_idle()
 
     def _end_credit(self) -> None:  # noqa: B027 (of a log in this process nothing comes unasked)
-        """Called when the last taker has left: nothing more may be delivered unasked."""
+        """Let nothing more be delivered unasked: the last taker has left."""
 
     def take(self, limit: int, wait_s: float | None, *, ahead: bool = False) -> Flow[list[Claimed]]:
         """Up to `limit` messages; waits up to `wait_s` for the first (None: for ever), returns [] when time is up.
@@ -172,7 +173,7 @@ class Consumer(ABC):
                 self._pass_on()
 
     def take_next(self, wait_s: float | None) -> Flow[Claimed | None]:
-        """For iterators and workers, inside `taking()`: one, claimed ahead; None when time is up."""
+        """Take one, claimed ahead, for iterators and workers inside `taking()`; None when time is up."""
         taken = yield from self.take(1, wait_s, ahead=self._takes_ahead)
         return taken[0] if taken else None
 
@@ -190,13 +191,13 @@ class Consumer(ABC):
             return [] if self._closing or self._is_overdue() else self._pop(limit)
 
     def put_back(self, untouched: Sequence[Claimed]) -> None:
-        """What was taken and not looked at is the next to be taken."""
+        """Give back what was taken and not looked at: it is the next to be taken."""
         self._buffer.extendleft(reversed(untouched))
         self._wake()  # also the one that waits for new ones
         self._release_idle()
 
     def deliver(self, found: Sequence[Claimed], gaps: Iterable[Gap] = ()) -> None:
-        """Called when a claim is committed, on whichever thread learns of it: from here on they are this consumer's."""
+        """Take over deliveries whose claim is committed; called on whichever thread learns of it."""
         self._gaps.extend(gaps)
         if found and self._error is None:
             self._buffered_ms = self._extended_ms = self._now_ms()
@@ -217,7 +218,7 @@ class Consumer(ABC):
         return self.spec.mode != "ephemeral" and self._now_ms() - self._extended_ms >= self.spec.ack_wait_ms
 
     def _how_many(self, limit: int, ahead: bool) -> int:
-        """To claim now."""
+        """How many to claim now."""
         if self._acks:
             self._submit_acks()  # they ride in the commit of the claim
         if not ahead:
@@ -237,7 +238,7 @@ class Consumer(ABC):
             self._waiting.remove(turn)
 
     def _release_idle(self) -> None:
-        """The buffer, where it would keep messages from others and no taker is there for them."""
+        """Release the buffer where it would keep messages from others and no taker is there for them."""
         if self._buffer and not self._closing:
             with self._lock:
                 idle = self._interrupted or (self._takers == 0 and self.spec.mode == "shared")
@@ -253,7 +254,8 @@ class Consumer(ABC):
             raise self._error
 
     def _report_gaps(self) -> None:
-        """By a taker, not where the claim is committed: there a callback could not ask the log anything."""
+        """Log new gaps and call `on_gap`. A taker does it, not what commits the claim: there a callback could not ask
+        the log anything."""
         while self._gaps:
             try:
                 gap = self._gaps.popleft()
@@ -299,8 +301,8 @@ class Consumer(ABC):
         return self._waiter.arm()
 
     def wait_for(self, news: Completion[None], timeout_s: float | None, limit: int) -> Flow[None]:
-        """Until another take may find something, and no longer than this. A publish of this process may claim up to
-        `limit` messages meanwhile."""
+        """Wait until another take may find something, and no longer than this. A publish of this process may claim up
+        to `limit` messages meanwhile."""
         due_ms = min((ms for ms in (self._look_again_ms, self._next_deadline_ms()) if ms is not None), default=None)
         due_s = None if due_ms is None else (due_ms - self._now_ms()) / 1000
         with self._standing_by(limit):
@@ -359,7 +361,7 @@ class Consumer(ABC):
         self._wake()
 
     def wake(self) -> None:
-        """Those that wait look again."""
+        """Make those that wait look again."""
         self._waiter.wake()
 
     def _wake(self) -> None:
@@ -430,12 +432,12 @@ class Consumer(ABC):
 
     @abstractmethod
     def ack(self, settled: Sequence[Claimed]) -> Completion[Any]:
-        """All or none: an error if one of them is not in flight here."""
+        """Settle all or none: an error if one of them is not in flight here."""
 
     @abstractmethod
     def submit_ack(self, settled: Sequence[Claimed], *, lazy: bool = False) -> Completion[list[int]]:
-        """Each by itself: one whose time ran out does not keep the others from being acked. The outcome is the seqs of
-        those that were too late. `lazy`: no caller waits for it."""
+        """Settle each by itself: one whose time ran out does not keep the others from being acked. The outcome is the
+        seqs of those that were too late. `lazy`: no caller waits for it."""
 
     @abstractmethod
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:

@@ -31,8 +31,8 @@ class Cursor(InFlight):
     # --- claiming -----------------------------------------------------------------------------------------------
 
     def may_claim_at_once(self, last_seq: int) -> bool:
-        """Near the end of the log, or where the last claim found all it wanted close together, planning and claiming is
-        one step of the writer, which takes half the time. Where there may be much to scan, the writer must not be kept
+        """Whether one step of the writer plans and claims, which takes half the time: near the end of the log, or where
+        the last claim found all it wanted close together. Where there may be much to scan, the writer must not be kept
         waiting."""
         if self._filter_takes_time or self._are_large or len(self.claimed) >= self.spec.max_in_flight:
             return False

@@ -143,7 +143,7 @@ class DeadLetters:
         return found[:limit]
 
     def page(self, after: int, limit: int, **given: Unpack[GroupFilter]) -> Flow[LettersPage]:
-        """So many that they take LETTERS_BYTES_MAX, for an answer that must not become too large."""
+        """The next letters, as many as take LETTERS_BYTES_MAX, for an answer that must not become too large."""
         query = make_query(given)
         while True:
             page = yield from self._page(query, after, limit)
@@ -391,7 +391,7 @@ def _letter_of(line: str, number: int, first: int) -> DeadLetter:
 def _refusals(
     letters: Iterable[DeadLetter], to_topic: str | None, reader: Reader
 ) -> list[tuple[DeadLetter, str | None]]:
-    """For each letter that is not on its way already, why it cannot be redriven; None if it can."""
+    """Each letter that is not on its way already, with why it cannot be redriven; None if it can."""
     found: list[tuple[DeadLetter, str | None]] = []
     going: set[tuple[str, int]] = set()
     for letter in letters:
@@ -537,7 +537,7 @@ def _joined(group: LetterGroup, other: LetterGroup) -> LetterGroup:
 
 
 def _counted_one_by_one(letters: Iterable[DeadLetter]) -> Callable[[LetterColumn, int], dict[str, int]]:
-    """Where the database cannot tell alone which letters match."""
+    """Count the letters here, where the database cannot tell alone which of them match."""
     counts: dict[LetterColumn, Counter[str]] = {column: Counter() for column in get_args(LetterColumn)}
     for letter in letters:
         for column, counter in counts.items():

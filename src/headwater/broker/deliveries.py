@@ -417,7 +417,7 @@ def park_and_claim(
     suspects: bool,
     bytes_max: int | None,
 ) -> ClaimResult:
-    """In order of key or priority: messages become rows first, and the due rows decide which one is next."""
+    """Claim in order of key or priority: messages become rows first, and the due rows decide which one is next."""
     spec = record.spec
     path = None if spec.order_key is None else parse_path(spec.order_key)
     room = parking_room(writer, record.id, spec)
@@ -435,7 +435,7 @@ def park_and_claim(
 
 
 def key_of(message: Message, path: Path) -> str | None:
-    """Of messages with the same key, one at a time is in flight."""
+    """The key of a message, of which one at a time is in flight; None if it has none."""
     try:
         value = value_at(path, message.field)
     except InvalidDataError:  # unreadable: it has no key, and its handler fails
@@ -508,7 +508,7 @@ def _may_be_wanted(spec: SubscriptionSpec, head: Message) -> bool:
 def why_not_acked(
     reader: Reader, record: SubscriptionRecord, seqs: Sequence[int]
 ) -> dict[int, NotDeliveredError | LeaseLostError]:
-    """Of seqs that are not in flight: why each was not acked, except those that were acked before."""
+    """Why each of these seqs, which are not in flight, was not acked; without those that were acked before."""
     acked = acked_before(reader, record, seqs)
     return {seq: not_in_flight(reader, record, seq) for seq in seqs if seq not in acked}
 
@@ -575,7 +575,7 @@ def reject_row(
 
 
 def drop_payloads(sent: Iterable[Claimed]) -> None:
-    """For a server: a delivery that was sent to a client is in flight without its payload, which the log has too.
+    """Drop the payloads of deliveries that were sent to a client: in flight they need none, and the log has them.
     Otherwise clients that do not settle decide how much memory the server needs."""
     for claimed in sent:
         claimed.message.raw, claimed.message.raw_headers = DROPPED_PAYLOAD, NO_HEADERS

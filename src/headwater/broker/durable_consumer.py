@@ -181,7 +181,8 @@ class DurableConsumer(Consumer):
         return record
 
     def note_paused(self, is_paused: bool) -> None:
-        """Of a paused subscription no code gets a message, also none that was claimed ahead."""
+        """Release the buffer when the subscription is paused: no code gets its messages, also none that was claimed
+        ahead."""
         self._is_paused = is_paused
         if is_paused and not self._closing:
             with self._lock:
@@ -249,8 +250,8 @@ class DurableConsumer(Consumer):
         return self.engine.write(work, touching=self.id)
 
     def persist_delivery(self, claimed: Claimed) -> Flow[None]:
-        """Before an ack in an external transaction: give the delivery a row, if it has none, and forget it here. The
-        transaction settles it by removing the row."""
+        """Give the delivery a row, if it has none, and forget it here, before an ack in an external transaction, which
+        settles it by removing the row."""
 
         def work(writer: Writer, hooks: TransactionHooks) -> None:
             now_ms = self._now_ms()
@@ -273,7 +274,8 @@ class DurableConsumer(Consumer):
         return self._extend(extended, self.spec.ack_wait_ms if by_ms is None else by_ms, strict=True)
 
     def _extend(self, extended: Sequence[Claimed], by_ms: int, *, strict: bool) -> Flow[None]:
-        """Unless `strict`, one that is not in flight any more does not cost the others their time."""
+        """Extend deliveries. Unless `strict`, one that is not in flight any more does not cost the others their
+        time."""
 
         def work(writer: Writer, hooks: TransactionHooks) -> None:
             now_ms = self._now_ms()
@@ -308,7 +310,7 @@ class DurableConsumer(Consumer):
         return deliveries.released_row(claimed, rows.get(seq), now_ms, is_suspect=seq == self._state.suspect)
 
     def _wake_subscription(self) -> None:
-        """All consumers of it in this process: something may be deliverable now."""
+        """Wake all consumers of it in this process: something may be deliverable now."""
         self.engine.wakeups.settled(self.id)
 
     # --- for a server, which knows deliveries by their seqs -----------------------------------------------------
@@ -322,7 +324,7 @@ class DurableConsumer(Consumer):
         return [claimed for claimed in found if claimed is not None]
 
     def why_not_acked(self, seqs: Sequence[int]) -> Flow[dict[int, NotDeliveredError | LeaseLostError]]:
-        """Of seqs that are not in flight here: why each was not acked, except those that were acked before."""
+        """Why each of these seqs, which are not in flight here, was not acked; without those that were acked before."""
         return self.engine.read(
             lambda reader: deliveries.why_not_acked(reader, self._state.load(reader), seqs), self._lane
         )

@@ -128,12 +128,12 @@ class Engine:
             self._reading.discard(interruption)
 
     def interrupt_reads(self) -> None:
-        """Those that run now."""
+        """Interrupt the reads that run now."""
         for interruption in list(self._reading):
             interruption.interrupt(self._closed_error("the log was closed while it was read"))
 
     def check_usable(self) -> None:
-        """For writes: the log is open, and the caller is in no transaction of its own."""
+        """Refuse a write if the log is closed, or the caller is in a transaction of its own."""
         if self._closed or processes.pid != self._pid:
             self.refuse_closed()
         if self.in_transaction:
@@ -142,23 +142,17 @@ class Engine:
     def refuse_closed(self) -> None:
         if self._closed:
             raise self._closed_error("the log is closed")
-        if self.forked:
-            raise ClosedError(
-                "the log was opened by the process that this one was forked from",
-                where=self.store.name,
-                next="Open it again in this process",
-            )
+        processes.refuse_forked(self._pid, self.store.name)
 
     def _closed_error(self, why: str) -> ClosedError:
         return ClosedError(why, where=self.store.name, next="Open it again")
 
     @property
     def forked(self) -> bool:
-        """A forked child has none of our threads, and must not touch the connections of its parent."""
-        return processes.pid != self._pid
+        return processes.is_forked(self._pid)
 
     def watch_with(self, make_notifier: Callable[[Callable[[], None]], Notifier]) -> None:
-        """How to notice the writes of other processes; the notifier starts when the first reader here waits."""
+        """Set how the writes of other processes are noticed; the notifier starts when the first reader here waits."""
         self._make_notifier = make_notifier
 
     def ensure_watching(self) -> None:

@@ -71,7 +71,7 @@ class Completion(Generic[T]):
         return self._value is not _PENDING or self._error is not None
 
     def then(self, loop: asyncio.AbstractEventLoop, callback: Callable[[Completion[T]], None]) -> None:
-        """On this event loop, call back when done: where a task for each of thousands would be too much."""
+        """Call back on this event loop when done: where a task for each of thousands would be too much."""
         once = _Once(callback)
         self._waiters.append((loop, partial(once, self)))
         if self.done:
@@ -204,7 +204,7 @@ def finished(value: T) -> Completion[T]:
 
 
 def wait(pending: Pending[T]) -> Flow[T]:
-    """For a flow: `value = yield from wait(log.publish(…))`."""
+    """Wait inside a flow: `value = yield from wait(log.publish(…))`."""
     if isinstance(pending, Completion):
         value: T = yield pending
         return value

@@ -140,7 +140,7 @@ class Handlers:
         self._over: Completion[None] = Completion()  # run() goes on: a stop was requested, or a handler failed
 
     def declare(self, registration: Declared) -> None:
-        """It starts with the others; at once, if those are started already."""
+        """Add a handler or a schedule. It starts with the others; at once, if those are started already."""
         id, running = registration.id, self._running.get(registration.id)
         if id in self._declared and (running is None or not running.has_ended):
             raise InvalidStateError(
@@ -154,7 +154,7 @@ class Handlers:
             self._add(registration).start_by_itself()
 
     def declared(self) -> list[Declared]:
-        """For `headwater.testing`, which runs handlers and schedules itself."""
+        """The handlers and schedules, for `headwater.testing`, which runs them itself."""
         if any(not running.has_ended for running in self._running.values()):
             raise InvalidStateError(
                 "the handlers run in the background already",
@@ -168,7 +168,7 @@ class Handlers:
         return bool(self._declared)
 
     def change_registrations(self, change: Callable[[Registration], Registration]) -> None:
-        """Of handlers, before they are started."""
+        """Replace the registrations of handlers, before they are started."""
         for id, registration in self._declared.items():
             if isinstance(registration, Registration):
                 self._declared[id] = change(registration)
@@ -193,12 +193,12 @@ class Handlers:
         return running
 
     def end_run(self) -> None:
-        """From any thread, or a signal handler."""
+        """End `run`; from any thread, or a signal handler."""
         complete([(self._over, None, None)])
 
     def run(self, timeout_s: float | None) -> Flow[None]:
-        """Until asked to stop, or until a handler fails: then its error comes out of here. It is asked from this call
-        on, also before the flow begins."""
+        """Run until asked to stop, or until a handler fails, whose error is raised. `end_run` counts from this call on,
+        also before the flow begins."""
         if not self._declared:
             raise InvalidStateError(
                 "there is no handler to run", next="Declare one with the decorator log.on or log.every"
@@ -264,7 +264,7 @@ class Running:
 
     @property
     def is_stopping(self) -> bool:
-        """Or has ended: it takes nothing any more."""
+        """Whether it takes nothing any more; also when it has ended."""
         return self._stopped.done
 
     def health(self) -> dict[str, Any]:
@@ -275,7 +275,7 @@ class Running:
         raise NotImplementedError
 
     def start_by_itself(self) -> None:
-        """The same without waiting."""
+        """Start without being waited for."""
         self._begin_worker(self.start(), "start")
 
     def _begin_worker(self, flow: Flow[None], name: str) -> None:
@@ -284,7 +284,7 @@ class Running:
         self._workers.append(self._spawn(self._supervised(flow), f"headwater-{self.id}-{name}"))
 
     def _supervised(self, flow: Flow[None]) -> Flow[None]:
-        """No worker ends unnoticed. The last one to end gives the subscription back."""
+        """Run a worker, so that none ends unnoticed. The last one to end gives the subscription back."""
         _inside.set((*_inside.get(), self._log))
         try:
             yield from flow
@@ -403,7 +403,8 @@ class RunningHandler(Running):
         self._state = "running"
 
     def subscribe_without_workers(self) -> Flow[Consumer]:
-        """For `headwater.testing`: the caller runs the handler, one message at a time, with `handle_next`."""
+        """Subscribe for `headwater.testing`, where the caller runs the handler, one message at a time, with
+        `handle_next`."""
         consumer = yield from self._subscribe(0.0)
         self._prepare(consumer)
         return consumer
@@ -554,7 +555,7 @@ class HandledOnce:
         return answer
 
     def finish(self, id: str) -> Flow[None]:
-        """Before the ack, so that a crash between the two costs no second handling."""
+        """Note that a message is handled, before its ack: a crash between the two costs no second handling."""
         try:
             yield Blocking(partial(self._queue.finish, self._handler, key_of(id)), self._pool)
         except StoreError as exc:
@@ -572,7 +573,8 @@ class HandledOnce:
             self._at_work.pop(key_of(id), None)
 
     def _extend_claims(self) -> None:
-        """As long as something is being handled, and a little longer, so that not every message starts a thread."""
+        """Extend the claims as long as something is being handled, and a little longer, so that not every message
+        starts a thread."""
         while True:
             self._never.wait(self._claim_ms / 1000 / DEDUPE_EXTENDS_PER_CLAIM)
             with self._lock:

@@ -77,15 +77,15 @@ class InFlight(ABC):
 
     @abstractmethod
     def plan_at_once(self, writer: Writer, limit: int, last_seq: int) -> FetchPlan | None:
-        """Inside the transaction that claims."""
+        """A plan made inside the transaction that claims; None if there is nothing to claim, or much to search."""
 
     @abstractmethod
     def may_claim_published(self, last_seq: int) -> bool:
         """Whether the transaction that publishes may claim, too."""
 
     def plan_published(self, writer: Writer, limit: int) -> FetchPlan | None:
-        """Inside the transaction that publishes, of messages that are ready now. Others, and what was due before, are
-        found by the consumer's own look."""
+        """A plan of messages that are ready now, made inside the transaction that publishes them. Others, and what was
+        due before, are found by the consumer's own look."""
         room, after = self._room(writer, limit), self._scanned
         if room <= 0:
             return None
@@ -107,7 +107,7 @@ class InFlight(ABC):
         """How many new messages a plan looks for."""
 
     def skip(self, plan: FetchPlan) -> None:
-        """Nothing of the plan can be claimed: the next one begins behind it."""
+        """Let the next plan begin behind this one, of which nothing can be claimed."""
         if self._scanned == plan.scanned_from:  # else another fetch moved it, or its claim was undone
             self._scanned = plan.scanned_to
 

@@ -153,11 +153,11 @@ class Listeners(ABC):
 
     @abstractmethod
     def _begin(self, listener: Listener) -> None:
-        """It has been added; called under the lock."""
+        """Called under the lock when a listener has been added."""
 
     @abstractmethod
     def _end(self, listener: Listener) -> None:
-        """It has been removed; called under the lock."""
+        """Called under the lock when a listener has been removed."""
 
     def counts(self, id: str) -> LiveCounts:
         with self._lock:
@@ -169,7 +169,7 @@ class Listeners(ABC):
         )
 
     def _offer(self, listener: Listener, message: Message) -> None:
-        """Under the lock."""
+        """Queue a message for a listener, under the lock; if the queue is full, the oldest is dropped."""
         if len(listener.queue) >= listener.queue_max:
             listener.queue.popleft()
             listener.counts.dropped += 1
@@ -185,8 +185,8 @@ class Listeners(ABC):
     # --- workers ------------------------------------------------------------------------------------------------
 
     def _start_worker(self, listener: Listener) -> None:
-        """Under the lock. Should it fail, because there are no more threads or the loop is closed, the next message
-        tries again."""
+        """Start the worker of a listener, under the lock. Should it fail, because there are no more threads or the loop
+        is closed, the next message tries again."""
         self._working.add(listener)
         try:
             if self.loop is not None and listener.is_coroutine_function:
@@ -238,7 +238,7 @@ class Listeners(ABC):
             is_idle = not (yield wait)
 
     def _call(self, listener: Listener, function: Callable[[Any], object], argument: Any) -> Flow[bool]:
-        """Whether it went well."""
+        """Call a callback and log its error. Returns whether it went well."""
         try:
             outcome = yield Call(function, argument)
             if inspect.iscoroutine(outcome) and self.loop is not None:  # given by a plain function on a thread
@@ -252,12 +252,12 @@ class Listeners(ABC):
             return False
 
     def _rest(self, listener: Listener) -> None:
-        """Under the lock."""
+        """Note that a worker has ended, under the lock."""
         self._working.discard(listener)
         self._rested.notify_all()
 
     def close(self) -> None:
-        """No callback is called any more. Those that run have a few seconds to end; one that blocks is left behind."""
+        """Call no callback any more. Those that run have a few seconds to end; one that blocks is left behind."""
         with self._lock:
             self._closed = True
             for key in list(self._listeners):

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
-from headwater.arguments import INT64_MAX, check_flag, check_whole
+from headwater.arguments import check_flag
 from headwater.broker import history, maintenance, schedules, statistics
 from headwater.broker.background import PeriodicTask
 from headwater.broker.committer import TransactionHooks
@@ -49,7 +49,6 @@ from headwater.errors import (
     InvalidStateError,
     ReadOnlyError,
 )
-from headwater.formats import Span, span_ms
 from headwater.message import PublishOptions, make_draft
 from headwater.ports.clock import Clock
 from headwater.ports.records import (
@@ -112,7 +111,7 @@ class LocalLog:
         return engine.committer.publish(draft)
 
     def publish_many(self, messages: Iterable[Outgoing]) -> Completion[list[int]]:
-        """All or none, in one transaction."""
+        """Publish all or none, in one transaction."""
         engine = self.engine
         engine.check_usable()
         drafts = make_drafts(messages, engine.clock.now_ms())
@@ -267,7 +266,7 @@ class LocalLog:
         return history.take_sample(self.engine)
 
     def record_history(self) -> None:
-        """From now on take samples of the figures, as a server does."""
+        """Take samples of the figures from now on, as a server does."""
         self._sampling = PeriodicTask("headwater-history", self._take_sample, lambda: history.SAMPLE_S, at_once=True)
 
     def _take_sample(self) -> None:
@@ -298,21 +297,7 @@ class LocalLog:
 
     # --- retention ----------------------------------------------------------------------------------------------
 
-    def retain(
-        self,
-        pattern: str,
-        *,
-        max_age: Span | None,
-        max_count: int | None,
-        max_bytes: int | None,
-        keep_unacked: bool,
-        dialect: Dialect,
-    ) -> Flow[None]:
-        for name, limit in (("max_count", max_count), ("max_bytes", max_bytes)):
-            if limit is not None:
-                check_whole(name, limit, 0, INT64_MAX)
-        check_flag("keep_unacked", keep_unacked)
-        limits = Limits(None if max_age is None else span_ms(max_age, "max_age"), max_count, max_bytes, keep_unacked)
+    def retain(self, pattern: str, limits: Limits, dialect: Dialect) -> Flow[None]:
         policy = RetentionPolicy(parse_pattern(pattern, dialect).text, limits, dialect)
         if policy not in (yield from self.retention()):  # so that a server starts on a full disk
             yield from self.engine.write(lambda writer, _: writer.set_retention(policy))

@@ -340,8 +340,8 @@ class RunningSchedule(Running):
         return (yield from self._publish(turn.last_ms, turn.fence))
 
     def _call(self, at_ms: int) -> Flow[Any]:
-        """The lease is short, so that the occurrence of a process that is killed is soon another's; it is renewed while
-        the function runs."""
+        """Call the function, and renew the lease while it runs. The lease is short, so that the occurrence of a process
+        that is killed is soon another's."""
         returned: Completion[None] = Completion()
         self._spawn(self._renew(at_ms, returned), f"headwater-{self.id}-renewal")
         try:

@@ -40,7 +40,7 @@ def renew_consumer(writer: Writer, subscription: str, name: str, now_ms: int, un
 
 
 def forget_consumers(writer: Writer, subscription: str) -> None:
-    """The subscription is deleted."""
+    """Delete the list of consumers, of a subscription that is deleted."""
     writer.delete_lease(_resource(subscription))
 
 

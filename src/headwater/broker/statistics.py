@@ -290,9 +290,9 @@ class Timings:
         claimed: Collection[Claimed],
         redriven: Collection[int] = (),
     ) -> None:
-        """This transaction brings them to this stage. They are counted once it is committed, all that it brings there
-        as one batch, so that next to nothing is paid for each. Redriven messages are left out: how long they were dead
-        is no measure of anything."""
+        """Record that this transaction brings deliveries to this stage. They are counted once it is committed, all that
+        it brings there as one batch, so that next to nothing is paid for each. Redriven messages are left out: how long
+        they were dead is no measure of anything."""
         if redriven:
             claimed = [each for each in claimed if each.message.seq not in redriven]
         if not claimed:

@@ -202,7 +202,8 @@ def load_allowed(reader: Reader, id: str, allow: Allow | None) -> SubscriptionRe
 
 
 def load_movable(reader: Reader, id: str, allow: Allow | None, now_ms: int) -> SubscriptionRecord:
-    """For a seek. A shared subscription may be moved while it has consumers; an exclusive one has to be free."""
+    """Load a subscription for a seek. A shared one may be moved while it has consumers; an exclusive one has to be
+    free."""
     record = load_allowed(reader, id, allow)
     if record.spec.mode == "exclusive" and record.lease.live(now_ms):
         raise deliveries.already_active(record, "Close it, seek, and subscribe again")
@@ -273,7 +274,7 @@ def acquire(
 
 
 def _held_ms(engine: Engine, record: SubscriptionRecord, now_ms: int) -> int:
-    """For how long a live holder has its lease, unless it renews or releases it before."""
+    """How long a live holder has its lease, unless it renews or releases it before."""
     lease = record.lease
     return lease.until_ms - now_ms if lease.live(now_ms) and not engine.is_gone(lease.owner) else 0
 
@@ -306,7 +307,7 @@ def _begin_or_release(engine: Engine, id: str, spec: SubscriptionSpec, request: 
 
 
 def _left_in_flight(engine: Engine, id: str, spec: SubscriptionSpec) -> Flow[LeftInFlight | None]:
-    """Beside the writers, and a page at a time."""
+    """Find what the last holder left in flight, beside the writers and a page at a time."""
     record = yield from engine.read(lambda reader: reader.subscription(id))
     if record is None or spec.mode != "exclusive":
         return None

@@ -151,7 +151,8 @@ def ending(span: Span) -> Iterator[None]:
 
 
 def context_of(traceparent: str | None) -> Context:
-    """Never the current context: without a traceparent, or with one that is none, a span begins a trace of its own."""
+    """The context of a traceparent, never the current one: without a traceparent, or with one that is none, a span
+    begins a trace of its own."""
     return _W3C.extract({} if traceparent is None else {"traceparent": traceparent})
 
 

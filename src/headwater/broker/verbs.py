@@ -15,8 +15,8 @@ from headwater.broker.publish import Outgoing
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.subscribe import Start, SubscribeOptions
 from headwater.broker.transaction import OwnTransaction
+from headwater.delivery.retention import Limits
 from headwater.delivery.schedule import Schedule
-from headwater.formats import Span
 from headwater.message import PublishOptions
 from headwater.ports.clock import Clock
 from headwater.ports.records import Appended, DeadLetter, RetentionPolicy, TopicCount
@@ -123,16 +123,7 @@ class LogVerbs(Protocol):
 
     def health(self) -> Flow[dict[str, Any]]: ...
 
-    def retain(
-        self,
-        pattern: str,
-        *,
-        max_age: Span | None,
-        max_count: int | None,
-        max_bytes: int | None,
-        keep_unacked: bool,
-        dialect: Dialect,
-    ) -> Flow[None]: ...
+    def retain(self, pattern: str, limits: Limits, dialect: Dialect) -> Flow[None]: ...
 
     def delete_retention(self, pattern: str, dialect: Dialect) -> Flow[bool]: ...
 

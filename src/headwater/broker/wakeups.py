@@ -110,7 +110,7 @@ class Wakeups:
         return False
 
     def stand_by(self, waiter: Waiter, claim: ClaimPublished) -> None:
-        """From now on transactions that publish call `claim`, until it has claimed something or `stand_down`."""
+        """Let transactions that publish call `claim`, from now on, until it has claimed something or `stand_down`."""
         with self._lock:
             self._standing_by[waiter] = next(self._turns), claim
 

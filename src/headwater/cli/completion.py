@@ -31,7 +31,7 @@ _QUERIES = {
 
 
 def offering(kind: Kind) -> Callable[[Any, str], list[str]]:
-    """For the parameter `autocompletion` of an argument or an option."""
+    """A function for the parameter `autocompletion` of an argument or an option."""
 
     def offer(ctx: Any, incomplete: str) -> list[str]:
         try:

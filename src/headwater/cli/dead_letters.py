@@ -53,7 +53,7 @@ class Conditions(Shared):
         return cast("LetterFilter", {name: value for name, value in vars(self).items() if value is not None})
 
     def choice(self, ids: list[int] | None, all_of_them: bool) -> LetterFilter:
-        """For commands that change what they select: no condition must not mean all by accident."""
+        """The filter of a command that changes what it selects: no condition must not mean all by accident."""
         chosen = self.filter()
         if ids:
             chosen["ids"] = ids

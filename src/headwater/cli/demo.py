@@ -385,7 +385,8 @@ def invoice_process(path: Path, *stop_at: str) -> Iterator[subprocess.Popen[str]
 
 
 def events_of(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    """What it says, as it says it. If it hangs it is killed, so that the demo ends and its checks fail."""
+    """Yield what the process says, as it says it. If it hangs it is killed, so that the demo ends and its checks
+    fail."""
     assert process.stdout is not None
     with killed_after(process, PATIENCE_S):
         for line in process.stdout:
@@ -465,7 +466,8 @@ def dead_letter_and_redrive(narrator: Narrator, folder: Path) -> None:
             paid.append(message.data["payment"])
 
         def handle() -> None:
-            """Until the payment in gold has been tried for the last time; a stop lets handlers end and settle."""
+            """Run the handlers until the payment in gold has been tried for the last time; a stop lets them end and
+            settle."""
             done.clear()
             log.start()
             done.wait(PATIENCE_S)
@@ -739,7 +741,7 @@ URL = re.compile(r"ws://[\d.]+:\d+")
 
 
 def environment() -> dict[str, str]:
-    """Without settings of Headwater that are meant for other logs."""
+    """The environment without settings of Headwater, which are meant for other logs."""
     return {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
 
 
@@ -793,11 +795,11 @@ class Narrator:
         self._print("     ", f"{seconds:.1f} s", "dim")
 
     def tell(self, text: str, *, lead: str = "     ", style: str = "") -> None:
-        """What is going to happen, or what it means."""
+        """Say what is going to happen, or what it means."""
         self._print(lead, text, style)
 
     def show(self, line: str, style: str = "dim") -> None:
-        """What is happening, as it happens."""
+        """Show what is happening, as it happens."""
         self._print("       ", line, style)
 
     def copyable(self, line: str, style: str = "") -> None:

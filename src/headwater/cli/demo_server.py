@@ -172,7 +172,7 @@ class View:
                 await asyncio.sleep(LOOK_EVERY_S)
 
     def _introduce(self) -> None:
-        """Above what changes, so that it can be copied in peace."""
+        """Print what to try, above what changes, so that it can be copied in peace."""
         command, url = this_command(), self._url
         title = Text.assemble(
             (f"Headwater {headwater.__version__}", "bold"), " serves a demonstration at ", (url, "cyan")

@@ -106,7 +106,8 @@ def forward(
 
 
 def _run(forwarder: Forwarder, stop: Stop) -> None:
-    """On a terminal a line shows the progress; elsewhere there is a note for each change. Warnings name errors."""
+    """Forward until a stop. On a terminal a line shows the progress; elsewhere there is a note for each change.
+    Warnings name errors."""
     state = "running"
     try:
         with StatusLine() as line:

@@ -184,7 +184,8 @@ def _published_so_far(exc: HeadwaterError, tally: Tally) -> str:
 
 
 def message_reader(topic: str | None, defaults: Mapping[str, Any], now: datetime) -> Reader:
-    """With a topic, a line is the data of a message; without one it names the topic and may set all other options."""
+    """What reads a line as a message. With a topic, a line is the data of a message; without one it names the topic and
+    may set all other options."""
     if topic is not None:
         return lambda text: {**defaults, "topic": topic, "data": _decode(text)}
     instead = ", or pass --topic to send each line as data"
@@ -262,7 +263,7 @@ def _with_line(line: Line, exc: HeadwaterError) -> HeadwaterError:
 
 
 def append(log: headwater.Log, messages: Sequence[Outgoing]) -> Appended:
-    """What the log answers to a publish reports duplicates: asking for its last seq would take the right to read."""
+    """Publish, and return what the log answers: asking for its last seq would take the right to read."""
     return run_blocking(log._core.append(messages))
 
 
@@ -365,7 +366,7 @@ class _Lines:
         return ImportPosition(self._offset, self._number, self._short_digest())
 
     def _short_digest(self) -> int:
-        """As a number that a database keeps."""
+        """The digest as a number that a database keeps."""
         return int.from_bytes(self._digest.copy().digest()[:8]) >> 1
 
 
@@ -411,7 +412,7 @@ class _Server:
 
 
 def _store(target: _Local | _Server, batch: _Batch, file: str, tally: Tally) -> None:
-    """All of a batch, or none of it."""
+    """Store all of a batch, or none of it."""
     now = datetime.now().astimezone()
     messages: list[Any] = []
     for line in batch.lines:

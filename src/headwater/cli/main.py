@@ -90,7 +90,8 @@ def show_version() -> None:
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
-    """Before the arguments are parsed: a call that cannot be parsed is answered in JSON, too."""
+    """Whether --json is among the arguments, before they are parsed: a call that cannot be parsed is answered in JSON,
+    too."""
     return "--json" in takewhile(lambda argument: argument != "--", arguments)
 
 

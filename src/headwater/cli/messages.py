@@ -115,7 +115,8 @@ def publish(
 
 
 def _no_log(name: str, *, is_topic: bool) -> InvalidOptionError:
-    """For a name that no log has yet and that is not one of a file: LOG has been left out, or needs a clearer name."""
+    """The error for a name that no log has yet and that is not one of a file: LOG has been left out, or needs a clearer
+    name."""
     if is_topic:
         return InvalidOptionError(
             f"{name} looks like a topic, and no LOG is named",

@@ -97,7 +97,7 @@ class Text:
         return "".join(text for text, _ in self.parts)
 
     def ansi(self) -> str:
-        """For a terminal."""
+        """The text with its styles, for a terminal."""
         return "".join(
             f"\x1b[{';'.join(_CODES[word] for word in style.split())}m{text}\x1b[0m" if style and text else text
             for text, style in self.parts
@@ -225,7 +225,7 @@ def write_items(items: Sequence[object], **more: object) -> None:
 
 
 def write_line(value: object) -> None:
-    """One of many results under --json."""
+    """Write one of many results under --json."""
     import msgspec
 
     with _around_lines():
@@ -286,7 +286,7 @@ class Table:
         self.rows.append(cells)
 
     def lines(self, columns: int = sys.maxsize, *, styled: bool = False) -> Iterator[str]:
-        """At most so wide, columns two blanks apart, without trailing blanks."""
+        """The table as lines, at most so wide, columns two blanks apart, without trailing blanks."""
         rows = [
             [_text(cell, each.style).lines() for each, cell in zip(self.columns, cells, strict=True)]
             for cells in self.rows
@@ -323,8 +323,8 @@ def _text(cell: str | Text, style: str = "") -> Text:
 
 
 def _fitted(widths: list[int], shown: list[Column], columns: int) -> list[int]:
-    """As wide as the cells, if there is room. Otherwise columns without a minimum give way first, the widest of them
-    first, then the others down to their minimum."""
+    """The widths of the columns: as wide as the cells, if there is room. Otherwise columns without a minimum give way
+    first, the widest of them first, then the others down to their minimum."""
     excess = sum(widths) + GAP_COLUMNS * (len(widths) - 1) - columns
     least = [each.min_width or SHORTENED_COLUMNS_MIN for each in shown]
     for with_minimum in (False, True):

@@ -401,7 +401,8 @@ def report_of(lake: Lake) -> Report:
 
 
 def _page_target(named: Path | None, lake: Lake, default: str) -> Path:
-    """In the lake's folder, if it has one and no other file is named; refused before any work if it cannot be there."""
+    """Where a page is written: in the lake's folder, if it has one and no other file is named. Refused before any work
+    if it cannot be there."""
     target = (named or (Path(lake.storage.root, default) if lake.storage.is_local else Path(default))).resolve()
     if not os.access(target if target.exists() else target.parent, os.W_OK):
         raise InvalidOptionError(
@@ -724,7 +725,7 @@ def is_not_py4j(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def spark_session(options: SparkOptions, *, short: bool = False) -> Iterator[tuple[Bars, SparkSession]]:
-    """For a command that does one thing on Spark, with bars from its start on."""
+    """Start Spark for a command that does one thing on it, with bars from its start on."""
     with Bars() as bars:
         bars.step("starting Spark")
         with running_spark(options, short=short) as spark:

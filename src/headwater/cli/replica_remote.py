@@ -114,7 +114,7 @@ def remote_replicas(url: str, key: str | None, ca: str | None) -> tuple[list[Rep
 
 
 def _listing_url(url: str) -> str:
-    """Of a server or a namespace, checked by the rules for names of replicas."""
+    """The url of the list of a server or a namespace, checked by the rules for names of replicas."""
     url = url.rstrip("/")
     names = url.partition("://")[2].count("/")
     if names > 1:
@@ -153,7 +153,7 @@ class RemoteReplica(NamedTuple):
         return self._page(None if before is None else before - 1)[:limit]
 
     def _page(self, upto: int | None = None) -> list[Version]:
-        """As many as the server lists at once, newest first."""
+        """A page of versions, as many as the server lists at once, newest first."""
         url = http_url(self.address, "versions/") + ("" if upto is None else f"@{upto}")
         answer = http_request(url, key=self.key, ca=self.ca)
         try:
@@ -174,7 +174,7 @@ class RemoteReplica(NamedTuple):
         return sync(self.url, target, pull_key=self.key, ca=self.ca, overwrite=True)
 
     def verify(self) -> VersionVerdict:
-        """One version, by default the newest: pulled to a temporary file, checked and hashed."""
+        """Verify one version, by default the newest: it is pulled to a temporary file, checked and hashed."""
         versions = self._page()
         address = self.address
         newest, wanted = max((each.number for each in versions), default=0), address.version or VersionName()

@@ -64,7 +64,7 @@ def remove_schedule(
 
 
 def _moment(at: datetime | None) -> str:
-    """With the zone, because a timetable may have another one."""
+    """A time with its zone, because a timetable may have another one."""
     return "-" if at is None else f"{clock(time_ms(at))} {at.astimezone():%Z}"
 
 

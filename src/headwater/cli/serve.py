@@ -225,7 +225,7 @@ class _Serving:
         tell_service_manager("READY=1")
 
     def _stop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The first signal asks the server to stop; a later one interrupts the wait for its clients."""
+        """Handle a signal: the first one asks the server to stop; a later one interrupts the wait for its clients."""
         if self._asked_s is not None:
             if loop.time() - self._asked_s >= SAME_SIGNAL_S:
                 raise KeyboardInterrupt

@@ -224,7 +224,7 @@ def _work(
     overwrite: bool = False,
     verbose: bool = False,
 ) -> Iterator[Sync]:
-    """What is to be done, in the direction of the command; a refusal by the server says which flags help."""
+    """Yield what is to be done, in the direction of the command; a refusal by the server says which flags help."""
     from headwater.replication.names import place_of
     from headwater.replication.sync import Keys, Sync
 

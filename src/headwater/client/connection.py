@@ -75,6 +75,8 @@ class Connection:
         self._inbox.append(request)
         if len(self._inbox) >= GATHER_MAX and threading.get_ident() == self._thread:
             self._drain_inbox()  # enough for a frame: the server begins while more gathers
+        elif not self._is_scheduled and self.forked:
+            self.refuse_stranded()
         elif not self._is_scheduled:
             self._is_scheduled = True
             here = threading.get_ident() == self._thread
@@ -95,7 +97,7 @@ class Connection:
     # --- keeping the connection -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """On the loop."""
+        """Start connecting, on the loop."""
         self._thread = threading.get_ident()
         self._closing = asyncio.Event()
         self._supervisor = self.loop.create_task(self._supervise())
@@ -232,7 +234,7 @@ class Connection:
         complete([(request.completion, None, error) for request in requests])
 
     def refuse_waiting(self, consumer: Resumable, error: Exception) -> None:
-        """From any thread: calls of a consumer that were not sent yet fail."""
+        """Fail the calls of a consumer that were not sent yet; from any thread."""
         unsent = [*self._waiting.copy(), *self._inbox.copy()]
         complete([(request.completion, None, error) for request in unsent if request.consumer is consumer])
 
@@ -312,7 +314,7 @@ class Connection:
         self._unanswered[id] = request
 
     def notify(self, method: str, params: Any) -> None:
-        """On the loop; lost if there is no connection."""
+        """Send a notification, on the loop; it is lost if there is no connection."""
         if self._transport is not None:
             self._session.notify(method, params)
 
@@ -393,8 +395,7 @@ class Connection:
 
     @property
     def forked(self) -> bool:
-        """A forked child has no thread that reads answers, and must not use its parent's socket."""
-        return processes.pid != self._pid
+        return processes.is_forked(self._pid)
 
     def refuse_closed(self) -> None:
         if self._is_closed or self.forked:
@@ -402,8 +403,7 @@ class Connection:
 
     def _closed(self) -> ClosedError:
         if self.forked:
-            why = "the log was opened by the process that this one was forked from"
-            return ClosedError(why, where=self.settings.url, next="Open it again in this process")
+            return processes.forked_error(self.settings.url)
         why = "the log is closed" if self._is_closed else "the event loop of the log is closed"
         return ClosedError(why, where=self.settings.url, next="Open it again")
 

@@ -193,7 +193,7 @@ class RemoteConsumer(Consumer):
         return done
 
     def _keep_only(self, held: set[int], settled: set[int]) -> None:
-        """After a resume: all others are settled, or delivered to another consumer."""
+        """Forget all deliveries but these, after a resume: the others are settled, or delivered to another consumer."""
         for acks in self._acks_sent:
             acks.seqs = [seq for seq in acks.seqs if seq not in settled]
         for seq in [seq for seq in self._in_flight.copy() if seq not in held]:
@@ -266,7 +266,7 @@ class RemoteConsumer(Consumer):
                 self._send_credit()  # once more: it is a total
 
     def _refill_credit(self, limit: int) -> None:
-        """When half of it is used."""
+        """Give the server new credit when half of it is used."""
         with self._lock:
             self._credit_wanted = limit
             wanted = limit - len(self._buffer)
@@ -298,7 +298,7 @@ class RemoteConsumer(Consumer):
         granting.result()
 
     def take_messages(self, delivered: Delivered) -> None:
-        """On the loop of the connection."""
+        """Take what the server sent on credit, on the loop of the connection."""
         found = claimed_of(delivered)
         self._delivered += len(found)
         self._take_found(found)
@@ -337,7 +337,7 @@ class RemoteConsumer(Consumer):
             return self._connection.enqueue(request, WAIT_S_MAX if wait_s else None)
 
     def _end_wait(self, asked: Completion[Any]) -> None:
-        """The taker is gone: the server must not deliver messages for it."""
+        """End a fetch whose taker is gone: the server must not deliver messages for it."""
         if asked.done:
             return
         if self._ready:
@@ -346,7 +346,7 @@ class RemoteConsumer(Consumer):
             complete([(asked, None, None)])  # so that it is not sent again
 
     def _on_fetched(self, raw: Any) -> None:
-        """On the loop of the connection, in the order of the answers."""
+        """Take an answer to a fetch, on the loop of the connection, in the order of the answers."""
         self._take_found(claimed_of(_fetched.decode(raw)))
 
     def _take_found(self, found: list[Claimed]) -> None:
@@ -468,7 +468,7 @@ class RemoteConsumer(Consumer):
         return self._in_flight.get(claimed.message.seq, claimed) is claimed
 
     def _forget(self, settled: Sequence[Claimed]) -> None:
-        """The server settles by seq: a redelivery just before is settled, too."""
+        """Remove settled deliveries. The server settles by seq: a redelivery just before is settled, too."""
         removed = list(map(self._in_flight.pop, [claimed.message.seq for claimed in settled], settled))
         for again in compress(removed, map(is_not, removed, settled)):
             self._drop(partial(is_, again))
@@ -504,7 +504,7 @@ class RemoteConsumer(Consumer):
         self._wake()
 
     def release_buffer(self) -> None:
-        """The subscription is paused: no code gets what was sent ahead."""
+        """Release what was sent ahead: no code gets messages of a paused subscription."""
         with self._lock:
             untouched = [] if self._closing else self._pop(len(self._buffer))
         if untouched:

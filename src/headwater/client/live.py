@@ -31,7 +31,7 @@ class RemoteLive(Listeners):
     is_leaving = False
 
     def lost_connection(self) -> None:
-        """Nothing is kept; `resume` subscribes again."""
+        """Keep nothing; `resume` subscribes again."""
 
     def resume(self) -> Request | None:
         with self._lock:

@@ -42,9 +42,10 @@ from headwater.client.consumer import RemoteConsumer, read_delivered, start_on_t
 from headwater.client.live import RemoteLive
 from headwater.client.outbox import Decode, Request, read_nothing
 from headwater.client.rpc import RpcMethods
+from headwater.delivery.retention import Limits
 from headwater.delivery.schedule import Schedule
 from headwater.errors import InvalidInputError, InvalidStateError
-from headwater.formats import Span, span_ms, time_ms
+from headwater.formats import span_ms, time_ms
 from headwater.message import BATCH_MESSAGES_MAX, Draft, PublishOptions, encode, encode_all, make_draft
 from headwater.ports.clock import Clock
 from headwater.ports.records import Appended, DeadLetter, RetentionPolicy, TopicCount
@@ -253,19 +254,11 @@ class RemoteLog:
 
     # --- retention ----------------------------------------------------------------------------------------------
 
-    def retain(
-        self,
-        pattern: str,
-        *,
-        max_age: Span | None,
-        max_count: int | None,
-        max_bytes: int | None,
-        keep_unacked: bool,
-        dialect: Dialect,
-    ) -> Flow[None]:
-        age_s = None if max_age is None else span_ms(max_age, "max_age") / 1000
+    def retain(self, pattern: str, limits: Limits, dialect: Dialect) -> Flow[None]:
+        age_s = None if limits.max_age_ms is None else limits.max_age_ms / 1000
         text = parse_pattern(pattern, dialect).text
-        return self._ask("rpc.retain", rpc.Retain(text, age_s, max_count, max_bytes, keep_unacked, dialect))
+        params = rpc.Retain(text, age_s, limits.max_count, limits.max_bytes, limits.keep_unacked, dialect)
+        return self._ask("rpc.retain", params)
 
     def delete_retention(self, pattern: str, dialect: Dialect) -> Flow[bool]:
         return self._ask("rpc.retention.remove", rpc.RemoveRetention(pattern, dialect), _deleted, again=False)
@@ -364,7 +357,7 @@ class RemoteDeadLetters:
         self._ask = ask
 
     def find(self, after: int = 0, limit: int = 100, **given: Unpack[LetterFilter]) -> Flow[list[DeadLetter]]:
-        """In pages that fit into an answer."""
+        """Find dead letters, in pages that fit into an answer."""
         found: list[DeadLetter] = []
         while len(found) < limit:
             most = min(limit - len(found), DEAD_LETTERS_PER_CALL)
@@ -457,7 +450,7 @@ async def open_on_this_loop(connection: Connection, clock: Clock) -> RemoteLog:
 
 
 def open_on_a_thread(make_connection: Callable[[asyncio.AbstractEventLoop], Connection], clock: Clock) -> RemoteLog:
-    """For synchronous code: with an event loop on a thread of its own."""
+    """Open a log for synchronous code, with an event loop on a thread of its own."""
     loop = asyncio.new_event_loop()
     connection = make_connection(loop)
     thread = threading.Thread(target=_run_loop, args=(loop, connection), name="headwater-connection", daemon=True)

@@ -114,7 +114,7 @@ def read_options(url: str, options: RemoteOptions) -> ConnectionSettings:
         url=url,
         host=parts.hostname,
         port=port or (443 if parts.scheme == "wss" else 80),
-        tls=client_context(options.get("ca"), options.get("certificate")) if parts.scheme == "wss" else None,
+        tls=tls_context(options.get("ca"), options.get("certificate")) if parts.scheme == "wss" else None,
         token=token,
         timeout_s=seconds("timeout", 30.0),
         connect_timeout_s=seconds("connect_timeout", 10.0),
@@ -123,11 +123,9 @@ def read_options(url: str, options: RemoteOptions) -> ConnectionSettings:
     )
 
 
-def client_context(
-    ca: str | os.PathLike[str] | None, certificate: str | os.PathLike[str] | None = None
-) -> ssl.SSLContext:
-    """`ca`: a PEM file, instead of what the system trusts. `certificate`: a PEM file with certificate and key; the
-    environment's HEADWATER_CERTIFICATE if not given."""
+def tls_context(ca: str | os.PathLike[str] | None, certificate: str | os.PathLike[str] | None = None) -> ssl.SSLContext:
+    """The TLS settings of a client. `ca`: a PEM file, instead of what the system trusts. `certificate`: a PEM file with
+    certificate and key; the environment's HEADWATER_CERTIFICATE if not given."""
     certificate = certificate or os.environ.get(CERTIFICATE_VARIABLE) or None
     try:
         context = ssl.create_default_context(cafile=None if ca is None else os.fspath(ca))

@@ -86,11 +86,11 @@ class Numbering:
             self._confirmed = request.params.confirmed = confirmed
 
     def broken(self, unanswered: Iterable[Request]) -> None:
-        """The connection of these requests broke."""
+        """Note that the connection of these requests broke: their messages may come twice."""
         self._may_come_twice.update(request.number for request in unanswered if request.number)
 
     def settle(self, request: Request, now_s: float, *, given_up: bool = False) -> None:
-        """It was answered, never sent, or timed out."""
+        """End a request, which was answered, never sent, or timed out."""
         number = request.number
         if number and (given_up or number in self._may_come_twice):
             self._may_come_twice.discard(number)
@@ -128,7 +128,7 @@ def outcome_of(request: Request, answer: Answer) -> Outcome:
 
 
 def outcomes_of(batch: Request, answer: Answer) -> list[Outcome] | None:
-    """One for each of its parts; None if a part may be invalid: then they are sent one by one."""
+    """The outcome of each part of a batch; None if a part may be invalid: then they are sent one by one."""
     _, found, error = outcome_of(batch, answer)
     if isinstance(error, InvalidInputError | UnauthorizedError):
         return None

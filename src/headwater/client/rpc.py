@@ -49,7 +49,7 @@ class RpcMethods:
         self._connection.on_state(partial(_notify_state, self._notifier, callback))
 
     def call(self, method: str, params: Any, timeout_s: float | None) -> Flow[Any]:
-        """Not sent again after a broken connection, because it may not be safe to repeat."""
+        """Call a method. It is not sent again after a broken connection, because it may not be safe to repeat."""
         outcome = yield self._connection.enqueue(Request(method, params, _decode, again=False, alone=True), timeout_s)
         return outcome
 

@@ -67,7 +67,7 @@ def ask(policy: BreakerPolicy, breaker: Breaker, now_ms: int) -> tuple[Breaker, 
 
 
 def ended(policy: BreakerPolicy, breaker: Breaker, turn: int, outcome: TryOutcome, now_ms: int) -> Breaker:
-    """After a try that began in this turn. Successes between failures change nothing: failures count by their time
+    """The circuit after a try that began in this turn. Successes between failures change nothing: failures count by their time
     alone. When the one try of a half-open circuit ended without an answer of the target, the next one goes through."""
     if turn != breaker.turn:
         return breaker
@@ -113,7 +113,8 @@ class Suspect(msgspec.Struct, frozen=True):
 
 
 def order_of_tries(count: int, rounds_in_vain: int) -> list[int]:
-    """One by one, from the front. If that has been in vain for long, the front may be all refused: begin elsewhere."""
+    """The order in which messages are tried one by one: from the front. If that has been in vain for long, the front
+    may be all refused: begin elsewhere."""
     late = max(0, rounds_in_vain - PATIENT_ROUNDS)
     first = late * MISSES_AWAY_MAX % count if count else 0
     return [*range(first, count), *range(first)]

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from headwater.arguments import INT64_MAX, check_flag, check_whole
 from headwater.errors import InvalidOptionError
+from headwater.formats import Span, span_ms
 
 Run = tuple[int, int]
 
@@ -34,6 +36,15 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
                 raise InvalidOptionError(f"{name} must not be negative")
         if self.max_age_ms is None and self.max_count is None and self.max_bytes is None:
             raise InvalidOptionError("retention without a limit", next="Set max_age, max_count or max_bytes")
+
+
+def make_limits(*, max_age: Span | None, max_count: int | None, max_bytes: int | None, keep_unacked: bool) -> Limits:
+    """The limits that a caller gives as options of `retain`; raises InvalidOptionError."""
+    for name, limit in (("max_count", max_count), ("max_bytes", max_bytes)):
+        if limit is not None:
+            check_whole(name, limit, 0, INT64_MAX)
+    check_flag("keep_unacked", keep_unacked)
+    return Limits(None if max_age is None else span_ms(max_age, "max_age"), max_count, max_bytes, keep_unacked)
 
 
 class Kept(NamedTuple):

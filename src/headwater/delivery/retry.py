@@ -54,7 +54,7 @@ def backoff_ms(policy: RetryPolicy, attempts: int, roll: float) -> int:
 def decide_retry(
     policy: RetryPolicy, attempts: int, now_ms: int, roll: float, *, delay_ms: int | None = None
 ) -> Retry | GiveUp:
-    """After a nack or an exception: again at some time, or never. An explicit delay replaces the backoff."""
+    """Decide after a nack or an exception: again at some time, or never. An explicit delay replaces the backoff."""
     if attempts >= policy.max_attempts:
         return GiveUp("max_attempts")
     return Retry(now_ms + (backoff_ms(policy, attempts, roll) if delay_ms is None else delay_ms))

@@ -86,7 +86,8 @@ LOOKED_AT_MAX = 4  # messages of a batch that are looked through for sets
 
 
 def _has_set(value: object) -> bool:
-    """On the way of every message with an array, so written for speed: types are compared before they are asked."""
+    """Whether a set is anywhere inside. On the way of every message with an array, so written for speed: types are
+    compared before they are asked."""
     kind = type(value)
     parts: Collection[object]
     if kind is dict or isinstance(value, dict):

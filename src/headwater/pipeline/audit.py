@@ -166,7 +166,7 @@ def _entry_problem(storage: Storage, path: str) -> str | None:
 
 
 def _loaded(lake: Lake, name: str) -> Table | None:
-    """None if its log cannot be read, which the check of the entries reports."""
+    """The table; None if its log cannot be read, which the check of the entries reports."""
     try:
         return lake.table(name)
     except CorruptError:
@@ -259,7 +259,8 @@ def fingerprints(messages: DataFrame) -> dict[int, Fingerprint]:
 
 
 def _row_hash() -> Column:
-    """Over all columns; a map cannot be hashed, its JSON can. A null counts: it is not the same as a column less."""
+    """The hash of a row over all columns; a map cannot be hashed, its JSON can. A null counts: it is not the same as a
+    column less."""
     columns = [F.to_json(F.col(name)) if name == "headers" else F.col(name) for name in MESSAGE_SCHEMA.names]
     return F.xxhash64(*columns, *(F.col(name).isNull() for name in MESSAGE_SCHEMA.names))
 

@@ -409,8 +409,8 @@ def is_whole_entry(content: bytes) -> bool:
 
 
 def rename_torn_entries(storage: Storage, name: str) -> None:
-    """After a power loss the newest entries may be empty or cut off. They were not synced, so the log's position has
-    not moved on by them, and the run makes them again."""
+    """Rename the newest entries of a table that are empty or cut off, as after a power loss. They were not synced, so
+    the log's position has not moved on by them, and the run makes them again."""
     for version in reversed(entry_versions(storage, name) if storage.is_local else []):
         path = Path(storage.root, entry_path(name, version))
         if is_whole_entry(path.read_bytes()):
@@ -446,6 +446,6 @@ def _partition(file: DataFile) -> dict[str, str | None]:
 
 
 def _first_line(exc: BaseException) -> str:
-    """Without the structs that delta-rs shows."""
+    """The first line of an error, without the structs that delta-rs shows."""
     line = next((line.strip() for line in str(exc).splitlines() if line.strip()), type(exc).__name__)
     return _STRUCT.sub("", line)

@@ -235,7 +235,8 @@ class Lake:
     # --- keeping ----------------------------------------------------------------------------------------------------
 
     def maintain(self) -> None:
-        """After a run: many small files become one; where a checkpoint is due, what no version needs is removed too."""
+        """Tidy up after a run: many small files become one; where a checkpoint is due, what no version needs is removed
+        too."""
         for name in self.tables():
             if crowded_days(self.table(name).files):
                 self.optimize(name)

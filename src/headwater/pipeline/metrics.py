@@ -72,8 +72,8 @@ def with_day(rows: pa.Table, moment: str) -> pa.Table:
 
 
 def _add_snapshot(table: Table, snapshot: pa.Table, now_ms: int) -> None:
-    """Within an hour snapshots are appended; the first of another hour rewrites the last days, thinned, as one file
-    each."""
+    """Add a snapshot to a table. Within an hour it is appended; the first of another hour rewrites the last days,
+    thinned, as one file each."""
     now, last = datetime_of(now_ms), datetime_of(table.transaction())
     if _hour(now) == _hour(last):
         if snapshot.num_rows:
@@ -128,8 +128,8 @@ def _of_days(rows: pa.Table, days: Collection[str]) -> pa.Table:
 
 
 def _merge_timings(table: Table, log: str, now_ms: int) -> None:
-    """The log has a row for each hour already, and its counts only grow. It saves them within seconds, so they are
-    read from the hour before the last snapshot on."""
+    """Merge the log's timings into a table. The log has a row for each hour already, and its counts only grow. It saves
+    them within seconds, so they are read from the hour before the last snapshot on."""
     now = datetime_of(now_ms)
     with open_reader(log) as reader:
         found = reader.timings(table.transaction() - 2 * HOUR_MS)

@@ -34,7 +34,7 @@ class Options:
             raise InvalidOptionError(why, where=name, next=exc.next) from exc
 
     def check_unknown(self, of_spark: Sequence[str] | None = None) -> None:
-        """What was never asked for: if Spark's own options are not listed, only what resembles one that was."""
+        """Refuse options that were never asked for; if Spark's own are not listed, only what resembles one that was."""
         for unknown in sorted(self._texts.keys() - self._known.keys() - {name.lower() for name in of_spark or ()}):
             meant = difflib.get_close_matches(unknown, self._known, n=1, cutoff=_LIKENESS_MIN)
             if meant or of_spark is not None:

@@ -91,7 +91,7 @@ class Position:
         self._window = window
 
     def commit(self, end: int) -> None:
-        """All up to `end` is done."""
+        """Store that all up to `end` is done."""
         if self._window != WindowState(end, end):
             self.begin(end, end)
 

@@ -75,8 +75,9 @@ def replay(
     progress: Progress = NO_PROGRESS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Replayed:
-    """The position is committed after each batch. A batch that was published before a kill, but not committed, is
-    published again with the same ids, which the log recognises."""
+    """Publish the chosen messages again, from where the replay of this name stopped. The position is committed after
+    each batch. A batch that was published before a kill, but not committed, is published again with the same ids, which
+    the log recognises."""
     end = f"{name}.end"
     if not lake.table(REPLAYS).transaction(end):  # what is published may come into this very lake: no circles
         _move(lake, end, 0, lake.table(BRONZE).transaction())

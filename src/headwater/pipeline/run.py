@@ -275,8 +275,8 @@ class Run:
                 return
 
     def _ingest_slice(self, bronze: Table, silver: Table | None, upto: int, done: int) -> None:
-        """Both are committed on the snapshots that the slice is planned on: a run beside this one, which no lock keeps
-        away from an object store, has one of the two refused."""
+        """Ingest one slice into bronze and silver. Both are committed on the snapshots that the slice is planned on: a
+        run beside this one, which no lock keeps away from an object store, has one of the two refused."""
         after = bronze.transaction()
         with backend_of(self.log).snapshot() as snapshot:
             following = seq_after(snapshot, after)
@@ -440,8 +440,9 @@ class Run:
         return self._position
 
     def _check_not_taken_over(self) -> None:
-        """Without a lock, as on an object store, a run that begins takes the log's position over. This one then ends
-        before it commits to a table that the other may have emptied."""
+        """Raise ConflictError if another run has taken over. Without a lock, as on an object store, a run that begins
+        takes the log's position over; this one then ends before it commits to a table that the other may have
+        emptied."""
         try:
             self._open_position(self.lake.last_seq).renew()
         except LeaseLostError as exc:

@@ -109,7 +109,7 @@ class Spark:
 
     @property
     def context(self) -> SparkContext:
-        """For RDDs. Not through Spark Connect, which has none."""
+        """The SparkContext, for RDDs. Not through Spark Connect, which has none."""
         from pyspark import SparkConf, SparkContext
 
         with self._starting() as settings:

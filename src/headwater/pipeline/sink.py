@@ -387,7 +387,7 @@ class SinkKey(NamedTuple):
 
     @property
     def of_query(self) -> str | None:
-        """Under which the log remembers what this very query published, if that is not the sink itself."""
+        """The name under which the log remembers what this very query published, if that is not the sink itself."""
         return None if self.query is None or self.query == self.sink else f"{self.sink}@{self.query}"
 
 

@@ -25,12 +25,12 @@ FAILED_MAX, TEXT_CHARS_MAX = 10, 300
 
 
 def write_status(lake: Lake, now_ms: int) -> None:
-    """After a run."""
+    """Write the file that the console reads, after a run."""
     _write(lake, lake_document(lake, now_ms))
 
 
 def write_verdict(lake: Lake, audit: dict[str, Any]) -> None:
-    """After an audit, into the file of the last run: the tables of a broken lake need not be readable."""
+    """Write the verdict of an audit into the file of the last run: the tables of a broken lake need not be readable."""
     try:
         document = msgspec.json.decode(lake.storage.read(STATUS_FILE), type=dict[str, Any])
     except (OSError, msgspec.DecodeError):
@@ -63,7 +63,7 @@ def lake_document(lake: Lake, now_ms: int) -> dict[str, Any]:
 
 
 def _salt(lake: Lake) -> int:
-    """Of the log, by which a server knows whether it is its own."""
+    """The salt of the log, by which a server knows whether the lake is its own."""
     return int(lake.table(BRONZE).properties[LOG_PROPERTY].split("-")[0])
 
 

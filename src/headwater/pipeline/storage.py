@@ -79,7 +79,7 @@ class Storage:
 
     @property
     def options(self) -> dict[str, str]:
-        """For delta-rs, beside the environment: a commit on S3 must never replace another one."""
+        """The options for delta-rs, beside the environment: a commit on S3 must never replace another one."""
         return {"AWS_CONDITIONAL_PUT": "etag"} if self.root.startswith(("s3://", "s3a://")) else {}
 
     @cached_property
@@ -381,7 +381,8 @@ def _measured(path: Path) -> tuple[int, dict[str, tuple[int, int]]]:
 
 
 def _delta_stats(rows: int, bounds: Mapping[str, tuple[int, int]]) -> str:
-    """As the log of a Delta table spells them. The log's times are whole milliseconds, so nothing is cut off."""
+    """The statistics of a file, as the log of a Delta table spells them. The log's times are whole milliseconds, so
+    nothing is cut off."""
     values: list[dict[str, Any]] = [{name: each[side] for name, each in bounds.items()} for side in (0, 1)]
     for each in values:
         if "published_at" in each:

@@ -100,7 +100,8 @@ def _selection_of(pattern: str, dialect: Dialect, entities_json: bytes, where: s
 
 
 def pattern_of(spec: SubscriptionSpec) -> Pattern:
-    """For callers that need the topics only: the pattern can be read even if the filters cannot."""
+    """The pattern of a subscription, for callers that need the topics only: it can be read even if the filters
+    cannot."""
     return parse_pattern(spec.pattern, spec.dialect)
 
 

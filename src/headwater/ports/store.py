@@ -159,7 +159,7 @@ class Reader(Protocol):
         """The deliveries that were claimed under this token."""
 
     def delivery_counts(self, subscription: str, upto: int = SEQ_MAX) -> DeliveryCounts:
-        """Of the delivery rows up to a seq."""
+        """The counts of the delivery rows up to a seq."""
 
     def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
         """Seqs in [low, high] that some subscription holds under a live lease."""
@@ -358,10 +358,11 @@ class Store(Protocol):
         wait for each other; returns whether the transaction has to be `alone`."""
 
     def split_locked(self, group: list[GroupedWorkT]) -> tuple[list[GroupedWorkT], list[GroupedWorkT]]:
-        """After LockedError: the works that wait for the lock, and those that can be committed without them."""
+        """Divide a group after LockedError: the works that wait for the lock, and those that can be committed without
+        them."""
 
     def read(self, interruption: Interruption | None = None) -> AbstractContextManager[Reader]:
-        """Any number at a time, from any thread, and without blocking writers, except in memory."""
+        """Open a reader: any number at a time, from any thread, and without blocking writers, except in memory."""
 
     @property
     def external_tx(self) -> ExternalTx | None:

@@ -146,7 +146,7 @@ def read_frame(data: bytes, batch_max: int = BATCH_CALLS_MAX) -> Frame:
 
 def _nested_too_deeply(data: bytes, is_batch: bool) -> Frame | None:
     """A call or an answer as our own ends write it (a deep one alone in its frame) fails by the id at its end; else its
-    caller would wait for the timeout."""
+    caller would wait for the timeout. In a batch of calls it is not known which one is deep."""
     kind, last_id = _KIND.match(data), _LAST_ID.search(data, max(0, len(data) - _LAST_ID_BYTES_MAX))
     if kind is None or last_id is None:
         return None
@@ -161,8 +161,8 @@ def _nested_too_deeply(data: bytes, is_batch: bool) -> Frame | None:
     return Frame(is_batch, [], [Answer(int(last_id[1]), error=error, jsonrpc="2.0")], [])
 
 
-_KIND = re.compile(rb'\[?{"jsonrpc":"2.0","(method|result|error)":')
-_LAST_ID = re.compile(rb',"id":([0-9]{1,16})}]?$')
+_KIND = re.compile(rb'{"jsonrpc":"2.0","(method)":|\[?{"jsonrpc":"2.0","(?:result|error)":')
+_LAST_ID = re.compile(rb',"id":(0|[1-9][0-9]{0,15})}]?$')
 _LAST_ID_BYTES_MAX = 32
 
 

@@ -6,7 +6,10 @@ Without I/O and for one thread: the caller feeds received texts to `receive_text
 from __future__ import annotations
 
 import functools
+import re
+from array import array
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from operator import is_
 from typing import Any
 
@@ -129,11 +132,14 @@ class Exchange(NoExchange):
         texts = [self._answers.get(member) if isinstance(member, Call) else member for member in self._members]
         given = [text for text in texts if text is not None]
         if self._is_batch:
-            # More than one array only if one would be too long: a call that was carried out is always answered.
+            # More than one array only if one would be too long or deep: a call that was carried out is always answered.
             packer = Packer(self._session.outgoing_bytes_max, len(given))
-            deep = [text for text in given if _may_be_deep(text)]
-            packer.add_all([text for text in given if text not in deep] if deep else given)
-            packer.add_alone(deep)
+            deep = list(map(_is_deep, given)) if len(given) > 1 else []
+            if any(deep):
+                for text, is_deep in zip(given, deep, strict=True):
+                    (packer.add_alone if is_deep else packer.add_all)([text])
+            else:
+                packer.add_all(given)
             given = [_array(run) for run in packer.take()]
         self._answers = {}
         self._session.queue_answers(given)
@@ -247,7 +253,7 @@ class Session:
         raise frame_too_long(self.frame_bytes_max)
 
     def queue_answers(self, texts: list[bytes]) -> None:
-        """For exchanges: whole texts, sent as they are."""
+        """Queue the answers of an exchange: whole texts, sent as they are."""
         if texts:
             was_idle = not (self._answers or self._packer.runs)
             self._answers.extend(texts)
@@ -271,7 +277,7 @@ class Session:
             raise self._too_large(method, text)
         self._next_id = max(self._next_id, number + 1)
         self._unanswered.add(number)
-        self._queue([text], batch=not (alone or _may_be_deep(text)))
+        self._queue([text], batch=not (alone or may_be_deep(text)))
         return number
 
     def forget(self, id: int) -> None:
@@ -282,7 +288,7 @@ class Session:
         text = _encoded(method, params) + b"}"
         if len(text) > self.outgoing_bytes_max:
             raise self._too_large(method, text)
-        self._queue([text], batch=not (alone or _may_be_deep(text)))
+        self._queue([text], batch=not (alone or may_be_deep(text)))
 
     def notify_many(self, notices: Sequence[Notice], *, batch: bool) -> None:
         """Many notifications at once: in arrays, or each in a frame of its own for clients that read no batches."""
@@ -323,9 +329,23 @@ class Session:
         return texts
 
 
-def _may_be_deep(text: bytes) -> bool:
-    """It goes in a frame of its own: if the other end cannot read it, what is beside it would be lost too."""
+def may_be_deep(text: bytes) -> bool:
+    """Whether a text may be nested deeply; it goes in a frame of its own: if the other end cannot read it, what is
+    beside it would be lost too."""
     return len(text) > 2 * DEPTH_MIN and text.count(b"[") + text.count(b"{") > DEPTH_MIN
+
+
+def _is_deep(text: bytes) -> bool:
+    """Exactly: clients expect one array for a batch, so a long flat answer must not split it."""
+    if not may_be_deep(text):
+        return False
+    steps = array("b", _STRINGS.sub(b"", text).translate(_STEPS, _NO_BRACKETS))
+    return max(accumulate(steps), default=0) > DEPTH_MIN
+
+
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed numbers: one level down, one level up
+_NO_BRACKETS = bytes({*range(256)} - {*b"[{]}"})
 
 
 def _encoded(method: str, params: Any) -> bytes:

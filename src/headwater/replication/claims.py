@@ -59,7 +59,7 @@ class ClaimRegistry:
         return True
 
     def claim(self, client: ClientIdentity, span_ms: int, now: int) -> ClaimAnswer:
-        """The first client wins; the holder may extend its claim, and shorten it only by a release."""
+        """Answer a claim: the first client wins; the holder may extend its claim, and shorten it only by a release."""
         holder = self.holder(now)
         if holder not in (None, client):
             return ClaimAnswer(False, self.remaining_ms(now))

@@ -25,7 +25,7 @@ from websockets.exceptions import (
     WebSocketException,
 )
 
-from headwater.client.options import client_context
+from headwater.client.options import tls_context
 from headwater.errors import (
     HeadwaterError,
     InvalidOptionError,
@@ -101,7 +101,7 @@ class ReplicaConnection:
         self._socket: ClientConnection | None = None
 
     async def __aenter__(self) -> ReplicaConnection:
-        tls = client_context(self._ca) if self.url.startswith("wss:") else None
+        tls = tls_context(self._ca) if self.url.startswith("wss:") else None
         try:
             self._socket = await _WithoutRedirects(
                 self.url,
@@ -219,7 +219,7 @@ def is_cut(sending: asyncio.Task[T]) -> bool:
 
 
 def shown_url(url: str) -> str:
-    """Of an endpoint, as the user named the replica or the server."""
+    """The url of an endpoint, as the user named the replica or the server."""
     named = re.sub(f"{PREFIX}((push|pull|subscribe|versions|replicas)(/|$))?", "/", url.partition("?")[0], count=1)
     return re.sub("^http", "ws", named).rstrip("/")
 
@@ -274,7 +274,7 @@ def http_request(url: str, *, key: str | None, ca: str | None, body: bytes | Non
 def _http_connection(parts: SplitResult, ca: str | None) -> http.client.HTTPConnection:
     host = parts.hostname or ""
     if parts.scheme == "https":
-        context = client_context(ca)
+        context = tls_context(ca)
         return http.client.HTTPSConnection(host, parts.port or 443, timeout=HTTP_SILENCE_S_MAX, context=context)
     return http.client.HTTPConnection(host, parts.port or 80, timeout=HTTP_SILENCE_S_MAX)
 

@@ -51,7 +51,7 @@ def dbhash_if_any(path: str, *, live: bool = False, stop: threading.Event | None
 
 
 def hashing(path: str, *, live: bool = False) -> AbstractAsyncContextManager[asyncio.Task[str | None]]:
-    """The same as a task while it is entered; afterwards the file is released."""
+    """Run `dbhash_if_any` as a task while it is entered; afterwards the file is released."""
     return running(stoppable(lambda stop: dbhash_if_any(path, live=live, stop=stop)))
 
 

@@ -206,7 +206,7 @@ class Shell:
         return lines
 
     def ask_unsafe(self, command: str, timeout_s: float | None = None) -> list[str]:
-        """One shell command that names another file, which has to be one of ours."""
+        """Run one command of the shell that names another file, which has to be one of ours."""
         return self.ask(f".nonce {self._nonce}\n{command}", timeout_s)
 
     def data_version(self) -> str:
@@ -245,7 +245,8 @@ def _error_of(why: str, where: str) -> HeadwaterError:
 
 
 def _is_disk_full(path: str) -> bool:
-    """Even reading a database in WAL mode needs a little space, and fails with another error without it."""
+    """Whether the disk has next to no space: even reading a database in WAL mode needs a little, and fails with another
+    error without it."""
     try:
         return shutil.disk_usage(os.path.dirname(path)).free < FREE_BYTES_MIN
     except OSError:

@@ -201,7 +201,8 @@ class _Pull:
             raise
 
     def _replace(self) -> None:
-        """Through the connection that is open since the comparison: its data_version shows later writes. Blocks."""
+        """Replace the content, through the connection that is open since the comparison: its data_version shows later
+        writes. Blocks."""
 
         def begin() -> None:
             self._refuse_written()

@@ -315,7 +315,7 @@ def _attempt(record: SyncRecord, named_base: int | str | None, agreed: PushReady
 
 
 def _refuse_last_messages(frame: bytes, where: str) -> None:
-    """After the last page, the server's process can only send an error."""
+    """Raise what the server's process sends after the last page: it can only be an error."""
     if frame:
         raise _at_the_server(error_at_the_end(frame, REPLICA_ERROR) or "it went on talking", where)
 
@@ -387,7 +387,7 @@ def _nothing_written(conflict: VersionConflictError, base: int, remote: Remote, 
 
 
 def _stale(conflict: VersionConflictError, base: int, remote: Remote) -> VersionConflictError:
-    """Both sides may have changes."""
+    """The error for a push when both sides may have changes."""
     comes = f"comes from version {base}" if base else "was never synced with it"
     return VersionConflictError(
         f"the newest version is {conflict.newest}, and this database {comes}",

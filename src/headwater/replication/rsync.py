@@ -121,7 +121,7 @@ class RsyncProcess:
             self._stop_waiting(pipe)
 
     def _stop_waiting(self, pipe: IO[bytes]) -> None:
-        """Once only: after the pipe is closed, its number may belong to another one."""
+        """End the wait for a pipe, once only: after the pipe is closed, its number may belong to another one."""
         waiting = self._waiting.pop(pipe, None)
         if waiting is not None:
             (self._loop.remove_writer if pipe is self._input else self._loop.remove_reader)(pipe)

@@ -194,8 +194,8 @@ class PushSchedule:
         return self._turn_ends_ms
 
     def _end_turn(self, now: int) -> None:
-        """After its end. A claim that nobody answers counts as granted; one of this client is relied on a little
-        longer."""
+        """End the turn when its time is over. A claim without an answer counts as granted; one of this client is
+        relied on a little longer."""
         if now < self._turn_ends_ms + (LATE_MS_MAX if self._turn == "mine" else 0):
             return
         if self._turn == "asked":

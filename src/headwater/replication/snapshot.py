@@ -62,7 +62,7 @@ def snapshot(path: str, into: str, stop: threading.Event | None = None) -> Snaps
 
 
 async def take_snapshot(path: str, into: str) -> Snapshot:
-    """The same on a thread. When cancelled, it ends soon and leaves no file."""
+    """Take a `snapshot` on a thread. When cancelled, it ends soon and leaves no file."""
     try:
         return await stoppable(lambda stop: snapshot(path, into, stop))
     except asyncio.CancelledError:

@@ -287,7 +287,7 @@ class PushSubscription(Subscription):
             await asyncio.to_thread(watcher.stop)
 
     def push_soon(self) -> None:
-        """Without waiting for the timers; with `coordinate`, at the next turn. Call it on the event loop."""
+        """Push without waiting for the timers; with `coordinate`, at the next turn. Call it on the event loop."""
         self._schedule.want_push(_now_ms())
         self._wake.set()
 
@@ -425,7 +425,9 @@ class PullSubscription(Subscription):
         super().__init__(local, remote, options, {"coordinate": False, **given_timers}, callbacks)
         self._newest = 0
         self._have = 0
-        self._replica_id: str | None = None  # of the local copy
+        self._replica_id: str | None = None  # of the replica that is followed
+        self._has_pulled = False
+        self._is_outdated = False  # what is pulled now, because the replica was made anew
         self._is_first_version = True  # of a connection: it may be known already
         self._pulling: asyncio.Task[Outcome] | None = None
 
@@ -445,7 +447,7 @@ class PullSubscription(Subscription):
                 await self._wait(backoff_ms(BACKOFF, max(failures, 1), random.random()) / 1000 if is_behind else None)
 
     async def _pull(self) -> bool:
-        newest, task = self._newest, asyncio.current_task()
+        newest, task, self._is_outdated = self._newest, asyncio.current_task(), False
         assert task is not None
         self._pulling = asyncio.create_task(pull(self._remote, self._local, self._options, self._on_progress))
         try:
@@ -456,7 +458,7 @@ class PullSubscription(Subscription):
             return False
         except (HeadwaterError, OSError) as exc:
             transient: tuple[type[Exception], ...] = TRANSIENT_PULL_ERRORS
-            if self._replica_id is not None:
+            if self._has_pulled:
                 transient += TRANSIENT_AFTER_SUCCESS
             if isinstance(exc, PERMANENT_ERRORS) or not (isinstance(exc, transient) or is_partial(exc)):
                 raise
@@ -464,18 +466,23 @@ class PullSubscription(Subscription):
             return False
         finally:
             self._pulling = None
-        if self._newest >= newest:  # otherwise the replica was made anew during the pull, and is behind once more
+        self._has_pulled = True
+        if not self._is_outdated:
             self._have = outcome.version or newest
-        self._replica_id = SyncState(self._local).load(self._remote).replica_id
+            self._replica_id = SyncState(self._local).load(self._remote).replica_id
         self._report_outcome(outcome)
         return True
 
     # --- events -------------------------------------------------------------------------------------------------
 
     def on_connected(self, info: SubscribeInfo) -> None:
-        if self._replica_id != info.replica_id:  # made anew while disconnected
-            self._have = 0
+        if self._replica_id != info.replica_id:
+            self._replica_id = info.replica_id
+            self._pull_anew()
         self._is_first_version = True
+
+    def _pull_anew(self) -> None:
+        self._have, self._is_outdated = 0, True
 
     def on_connection_down(self, error: Exception) -> None:
         self._report_failure(error, NOT_CONNECTED, self._remote.key, error)
@@ -484,9 +491,8 @@ class PullSubscription(Subscription):
         if word != LATEST or not rest.isdecimal() or len(rest) > VERSION_DIGITS_MAX:
             return
         number = int(rest)
-        # Numbers only grow: the replica was made anew, or a pull overtook the announcement and is repeated.
-        if number < self._have or (number == self._have and not self._is_first_version):
-            self._have = 0
+        if number < self._have or (number <= self._newest and not self._is_first_version):  # otherwise numbers grow
+            self._pull_anew()
         if not number and self._is_first_version:
             logger.warning("%s has no version yet: waiting for the first one", self._remote.key)
         self._is_first_version = False
@@ -546,7 +552,7 @@ class Reporter:
             self._sending = asyncio.create_task(self._send())
 
     async def _send(self) -> None:
-        """Until none is left that was not tried."""
+        """Send reports until none is left that was not tried."""
         tried = None
         while self._pending is not tried:
             tried = self._pending

@@ -127,7 +127,7 @@ class SyncState:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # the directory is a dangling link
 
     def _try_lock(self) -> bool:
-        """False: the sync that held the lock removed the file at its end."""
+        """Take the lock. Returns False if the sync that held it removed the file at its end."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.directory, mode=0o700)
         try:
@@ -161,7 +161,7 @@ class SyncState:
 
 
 def _replace_file(path: str, content: bytes, durable: bool) -> None:
-    """After a crash the file has either the old content or the new one."""
+    """Replace the content of a file, which after a crash has either the old content or the new one."""
     draft = path + ".new"
     try:
         with open(draft, "wb", opener=private) as file:

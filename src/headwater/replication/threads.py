@@ -55,8 +55,8 @@ async def stoppable(work: Callable[[threading.Event], T]) -> T:
 
 
 async def thread_to_its_end(work: Callable[P, T], *values: P.args, **named: P.kwargs) -> T:
-    """For work that writes: a cancelled caller waits for its end, because it then removes the files that the thread
-    works with, and reports the outcome."""
+    """Run work that writes on a thread: a cancelled caller waits for its end, because it then removes the files that
+    the thread works with, and reports the outcome."""
     loop = asyncio.get_running_loop()
     return await _to_its_end(loop.run_in_executor(None, functools.partial(work, *values, **named)))
 

@@ -155,7 +155,7 @@ class DatabaseWatcher:
                 rechecks = iter(RECHECKS_S)
 
     def _wait(self, seconds: float, events: int | None = None) -> bool | None:
-        """None when it is to stop, else whether there are events."""
+        """Wait for events. Returns whether there are some; None when it is to stop."""
         waiting_on = select.poll()
         waiting_on.register(self._stop_read, select.POLLIN)
         if events is not None:
@@ -170,7 +170,7 @@ class DatabaseWatcher:
     # --- one look ---------------------------------------------------------------------------------------------------
 
     def _look(self) -> bool:
-        """Whether a write was reported."""
+        """Look for a write and report it. Returns whether one was reported."""
         self.looks += 1
         self._was_busy = False
         try:
@@ -295,7 +295,7 @@ class DirectoryEvents:
         return concerned
 
     def settle(self) -> None:
-        """Without events for a while, all commits have been seen."""
+        """Forget what the events said: without events for a while, all commits have been seen."""
         self._wal_written = self.commit_then_backfill = False
 
     def close(self) -> None:
@@ -332,7 +332,7 @@ class DatabaseView:
             self._connection.close()
 
     def moved(self, directory: DirectoryEvents | None) -> bool:
-        """Whether there was a commit since the last look."""
+        """Look at the data version. Returns whether there was a commit since the last look."""
         version = self._data_version()
         if version == self._version:
             return False

@@ -78,7 +78,7 @@ class Budget:
             self._leave(account, account.queue)
 
     def has_turn(self, account: Account) -> bool:
-        """False: it waits in its queue for `on_room`."""
+        """Whether it may continue; if not, it waits in its queue for `on_room`."""
         if account.queue is None:
             account.queue = account.holder.owner
             self._queues.setdefault(account.queue, OrderedDict())[account] = None

@@ -251,7 +251,7 @@ class Connection:
 
     @property
     def identity(self) -> dict[str, str]:
-        """For logs and the audit trail."""
+        """Who is connected, for logs and the audit trail."""
         return {
             "address": self.address,
             "label": self.label,
@@ -415,7 +415,7 @@ class Connection:
         self.finished(len(exchange.calls), exchange)
 
     def finished(self, count: int, exchange: Exchange) -> None:
-        """Called when calls of a frame have their answers. While other calls have none, the answers are sent at the end
+        """Note that calls of a frame have their answers. While other calls have none, the answers are sent at the end
         of the turn, in which more may come."""
         self.is_answering = False
         self._working -= count
@@ -549,7 +549,7 @@ class Connection:
     # --- frames out ---------------------------------------------------------------------------------------------
 
     def _flush_soon(self) -> None:
-        """At the end of this turn, with all that is queued until then."""
+        """Send at the end of this turn, with all that is queued until then."""
         if not (self.is_answering or self._is_flush_due):
             self._is_flush_due = True
             self.loop.call_soon(self._flush_due)
@@ -692,7 +692,7 @@ class Connection:
             self._transport.close(code, reason)
 
     def revoke(self, reason: str) -> None:
-        """The token was revoked: calls under way, subscriptions and live subscriptions end now."""
+        """End calls under way, subscriptions and live subscriptions now: the token was revoked."""
         for task in self._tasks:
             task.cancel()
         self.context.live.remove_all(self)
@@ -714,7 +714,7 @@ class Connection:
         self.context.on_disconnect(self, vanished=vanished)
 
     async def release_all(self, *, vanished: bool) -> None:
-        """After the disconnect: release subscriptions and fail calls to the client."""
+        """Release subscriptions and fail calls to the client, after the disconnect."""
         self.is_gone = True
         self._writable.set()
         for waiter in self._room_waiters:

@@ -60,7 +60,8 @@ def _read_file(folder: str) -> bytes | None:
 
 
 def _read_object(url: str) -> bytes | None:
-    """One request. Credentials, the region and the endpoint come from the environment, as for the pipeline."""
+    """Read the status file from S3, in one request. Credentials, the region and the endpoint come from the environment,
+    as for the pipeline."""
     if not url.startswith(BUCKETS):
         next = "headwater pipeline report makes a page of any lake"
         raise InvalidStateError("a server shows a lake in a folder or on S3", where=url, next=next)

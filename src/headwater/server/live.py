@@ -55,7 +55,7 @@ class LiveHub:
         return sum(map(len, self._subscriptions.values()))
 
     def add_all(self, connection: Connection, patterns: list[Pattern]) -> None:
-        """All or none. When this returns, messages published from now on are delivered."""
+        """Add all subscriptions or none. When this returns, messages published from now on are delivered."""
         if connection.is_gone:
             return
         own = self._subscriptions.setdefault(connection, {})
@@ -84,38 +84,28 @@ class LiveHub:
         return [subscription.pattern for subscription in self._subscriptions.get(connection, {}).values()]
 
     def _follow(self, after: int) -> None:
-        """From there on, but from no message that is older than JUST_BEFORE_MS; see `broker.live.LiveFeed`."""
+        """Follow the log from there on, but from no message that is older than JUST_BEFORE_MS; see
+        `broker.live.LiveFeed`."""
         if self._follower is None:
             since_ms = self._core.engine.clock.now_ms() - JUST_BEFORE_MS
-            self._follower = asyncio.create_task(self._begin(after, since_ms), context=Context())  # of no source
+            self._follower = asyncio.create_task(self._run(after, since_ms), context=Context())  # of no source
 
-    async def _begin(self, after: int, since_ms: int) -> None:
+    async def _run(self, after: int, since_ms: int) -> None:
         engine = self._core.engine
         while not self._closed:
             try:
-                before = await run_async(engine.read(lambda reader: reader.seq_before(since_ms)))
-            except ClosedError:
-                return
-            except HeadwaterError as exc:
-                logger.warning("the live feed tries again: %s", exc)
-                await asyncio.sleep(RETRY_S)
-            else:
-                if not self._closed:
+                if self._tail is None:
+                    before = await run_async(engine.read(lambda reader: reader.seq_before(since_ms)))
                     self._tail = TailConsumer(engine, "live", SubscriptionSpec(">"), max(after, before))
-                    await self._run(self._tail)
-                return
-
-    async def _run(self, tail: TailConsumer) -> None:
-        while True:
-            try:
-                await self._send_to_all(await run_async(tail.take(PAGE, None)))
+                    continue  # to look whether it was closed meanwhile
+                await self._send_to_all(await run_async(self._tail.take(PAGE, None)))
             except ClosedError:
                 return
             except HeadwaterError as exc:
                 logger.warning("the live feed tries again: %s", exc)
                 await asyncio.sleep(RETRY_S)
             except Exception:  # no message may end the feed of all clients
-                logger.exception("messages were left out of the live feed")
+                logger.exception("the live feed goes on without what it has read")
                 await asyncio.sleep(RETRY_S)
 
     async def _send_to_all(self, found: Sequence[Claimed]) -> None:

@@ -20,6 +20,7 @@ from headwater.broker.history import history as log_history
 from headwater.broker.schedules import ScheduleRecord, ScheduleTurn
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo, describe_all, log_statistics
 from headwater.delivery.filters import parse_where
+from headwater.delivery.retention import make_limits
 from headwater.delivery.schedule import Schedule, check_schedule
 from headwater.errors import HeadwaterError, InvalidOptionError, TooLargeError, UnauthorizedError
 from headwater.formats import TIME_MS_MAX, time_ms
@@ -381,14 +382,13 @@ def run_maintenance(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
 def retain(connection: Connection, params: rpc.Retain) -> Flow[dict[str, bool]]:
     """Set the retention of a topic pattern."""
     pattern = _manageable(connection, params)
-    yield from connection.core.retain(
-        params.topic,
+    limits = make_limits(
         max_age=params.max_age,
         max_count=params.max_count,
         max_bytes=params.max_bytes,
         keep_unacked=params.keep_unacked,
-        dialect=pattern.dialect,
     )
+    yield from connection.core.retain(params.topic, limits, pattern.dialect)
     return OK
 
 
@@ -507,7 +507,7 @@ def get_dead_letter(connection: Connection, params: rpc.DeadLetterId) -> Flow[An
 
 
 def _filter(connection: Connection, params: rpc.DeadLetterFilter) -> GroupFilter:
-    """Without a topic, the filter is for every topic."""
+    """The filter of the params; without a topic, it is for every topic."""
     names = ("ids", "subscription", "topic", "type", "reason", "error", "handler", "error_kind")
     for name in names:
         value = getattr(params, name)

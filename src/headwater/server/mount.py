@@ -64,7 +64,8 @@ class MountTransport(Protocol):
     def send_binary(self, data: bytes) -> None: ...
 
     def buffered_bytes(self) -> int:
-        """Not sent yet. Above `outbound_bytes_max` the session stops sending until `MountSession.on_drained`."""
+        """The bytes that are not sent yet. Above `outbound_bytes_max` the session stops sending until
+        `MountSession.on_drained`."""
 
     @property
     def outbound_bytes_max(self) -> int: ...

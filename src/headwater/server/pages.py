@@ -172,7 +172,8 @@ class Metrics:
         return lent
 
     def add_up(self) -> None:
-        """On the event loop, which counts: before `text`, which takes longer and may run on a thread."""
+        """Add what was counted to the metrics, on the event loop, which counts: before `text`, which takes longer and
+        may run on a thread."""
         for counter, count in self._counted.items():
             counter.inc(count)
         self._counted.clear()

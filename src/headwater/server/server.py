@@ -182,16 +182,7 @@ class Server:
 
     async def _apply_retention(self, core: LocalLog) -> None:
         for topic in self.settings.topics:
-            await run_async(
-                core.retain(
-                    topic.pattern,
-                    max_age=topic.max_age,
-                    max_count=topic.max_count,
-                    max_bytes=topic.max_bytes,
-                    keep_unacked=topic.keep_unacked,
-                    dialect=topic.dialect,
-                )
-            )
+            await run_async(core.retain(topic.pattern, topic.limits, topic.dialect))
 
     # --- admission: called by `listener` ------------------------------------------------------------------------
 

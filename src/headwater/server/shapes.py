@@ -17,13 +17,13 @@ from headwater.formats import iso
 from headwater.message import NAMED_HEADERS, NO_HEADERS, Message, readable
 from headwater.protocol import methods as rpc
 from headwater.protocol.jsonrpc import Notice
+from headwater.protocol.session import may_be_deep
 from headwater.topics import Pattern
 
 if TYPE_CHECKING:
     from headwater.server.subscriptions import Subscriptions
 
 ENVELOPE_DEPTH = 64  # levels that a frame adds to a payload, and more, because the stack of its reader takes some too
-DEEP_BYTES_MIN = 1024  # shorter text is not nested deeply
 
 _NO_HEADERS: dict[str, Any] = {}
 Refused = Mapping[tuple[str, int], HeadwaterError]  # by subscription_id and sequence_id
@@ -204,11 +204,12 @@ def _as_text(raw: msgspec.Raw) -> msgspec.Raw:
 
 def _is_sendable(raw: msgspec.Raw) -> bool:
     """Whether it is JSON, also for a receiver that can nest ENVELOPE_DEPTH levels less than this process."""
-    return readable(msgspec.Raw(_with_envelope(bytes(raw))))
+    text = bytes(raw)
+    return readable(raw) and (not may_be_deep(text) or readable(msgspec.Raw(_with_envelope(text))))
 
 
 def _with_envelope(text: bytes) -> bytes:
-    return text if len(text) < DEEP_BYTES_MIN else b"%b%b%b" % (b"[" * ENVELOPE_DEPTH, text, b"]" * ENVELOPE_DEPTH)
+    return b"%b%b%b" % (b"[" * ENVELOPE_DEPTH, text, b"]" * ENVELOPE_DEPTH)
 
 
 # --- the result of rpc.fetch ----------------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ def fetched(found: Sequence[Claimed]) -> rpc.Fetched:
     whether a payload is invalid JSON; only then each message is checked."""
     packed = msgspec.json.encode(found)
     try:
-        _skim.decode(_with_envelope(packed))
+        _skim.decode(_with_envelope(packed) if may_be_deep(packed) else packed)
         return rpc.Fetched(msgspec.Raw(packed))
     except (msgspec.DecodeError, RecursionError):
         pass

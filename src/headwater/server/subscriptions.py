@@ -139,8 +139,8 @@ class Held:
             await run_async(self.subscriber.wait_for(news, None, count))
 
     async def _take_now(self, connection: Connection, count: int, until_s: float | None, pack: Pack) -> Taken:
-        """The log is not read before outbound room is reserved. `until_s` None: on credit, where what is in the buffer
-        is sent before more is looked for."""
+        """Take messages without waiting for new ones. The log is not read before outbound room is reserved. `until_s`
+        None: on credit, where what is in the buffer is sent before more is looked for."""
         bytes = max(self._least_bytes, min(TAKE_BYTES_MAX, SIZES_VARY * count * self._usual_bytes))
         try:
             async with asyncio.timeout_at(None if until_s is None else until_s + ROOM_S):
@@ -330,7 +330,7 @@ class Subscriptions:
             return 0
 
     async def begin_all(self, params: rpc.SubscribeBatch) -> list[rpc.Subscribed]:
-        """All or none: if one is refused, the others are released."""
+        """Begin all or none: if one is refused, the others are released."""
         begun: list[rpc.Subscribed] = []
         created: set[str] = set()
         try:
@@ -438,7 +438,7 @@ class Subscriptions:
         self._connection.notify("rpc.gap", notice)
 
     def _notify_paused(self, id: str) -> None:
-        """On whichever thread learns of a pause."""
+        """Tell the client of a pause, on whichever thread learns of it."""
         notify = self._connection.notify
         self._connection.loop.call_soon_threadsafe(notify, "rpc.paused", rpc.SubscriptionId(id))
 
@@ -453,7 +453,7 @@ class Subscriptions:
         return (yield from subscriber.why_not_acked(late))
 
     def acknowledge_strictly(self, id: str, seqs: Sequence[int]) -> Flow[None]:
-        """All or none."""
+        """Ack all or none."""
         subscriber = self.find(id)
         claimed = yield from subscriber.find_in_flight(seqs)
         yield subscriber.ack(claimed)
@@ -540,7 +540,7 @@ class Subscriptions:
             await _cancel(held.pump)
 
     def drop_forbidden(self, why: str) -> None:
-        """The connection has another token: subscriptions that this one may not hold are released."""
+        """Release the subscriptions that the connection may not hold with its new token."""
         for id, held in list(self._held.items()):
             if not self._may_hold(held.subscriber):
                 self._drop(id, held)
@@ -611,7 +611,7 @@ async def _push(
 async def _deliver(
     connection: Connection, id: str, subscriber: DurableConsumer | TailConsumer, found: Sequence[Claimed]
 ) -> int:
-    """The same in the form of `rpc.fetch`, for clients that give credit."""
+    """Deliver in the form of `rpc.fetch`, for clients that give credit."""
     try:
         sent, packed = await _pack(connection, subscriber, found)
     except asyncio.CancelledError:

@@ -20,7 +20,7 @@ class Certificates(ssl.SSLContext):
 
     @classmethod
     def read(cls, settings: ServerSettings) -> Certificates | None:
-        """None without TLS."""
+        """Read the certificates of the settings; None without TLS."""
         if settings.tls_certificate is None:
             return None
         made = cls(ssl.PROTOCOL_TLS_SERVER)

@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
+from headwater.arguments import INT64_MAX
+from headwater.delivery import retention
 from headwater.errors import InvalidOptionError
 from headwater.formats import DURATION_HELP, format_duration, mask_url, parse_duration, parse_size, span_ms
 from headwater.topics import Dialect, parse_pattern
 from headwater.topics.topic import quoted
 
 COUNT_MAX = 1_000_000_000
-INT64_MAX = 2**63 - 1
 BUFFER_BYTES_MIN = 4 * 1024  # less would not hold the refusal of a call
 BUFFER_BYTES_MAX = 1024**3
 PORT_MAX = 65_535
@@ -220,11 +221,16 @@ class TopicSettings(SettingsTable):
     keep_unacked: bool = False
     dialect: Dialect = "nats"
 
+    @property
+    def limits(self) -> retention.Limits:
+        return retention.make_limits(
+            max_age=self.max_age, max_count=self.max_count, max_bytes=self.max_bytes, keep_unacked=self.keep_unacked
+        )
+
     @model_validator(mode="after")
     def _check(self) -> TopicSettings:
         parse_pattern(self.pattern, self.dialect)
-        if self.max_age is None and self.max_count is None and self.max_bytes is None:
-            raise InvalidOptionError("retention without a limit", next="Set max_age, max_count or max_bytes")
+        _ = self.limits  # invalid ones raise here, and not when the server starts
         return self
 
 

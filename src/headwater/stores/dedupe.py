@@ -131,7 +131,7 @@ class BaseDedupe(ABC):
         return self._begin(handler, id, now_ms, now_ms + check_whole("claim_ms", claim_ms, 1, 2**53))
 
     def _begin(self, handler: str, id: str, now_ms: int, until_ms: int | None) -> Begun:
-        """Without `until_ms` it is done at once."""
+        """Begin a message, whose claim ends at `until_ms`; without it the message is done at once."""
         claim: dict[str, Any] = {
             "handler": handler,
             "id": id,
@@ -167,7 +167,7 @@ class BaseDedupe(ABC):
         self._forget(handler, now_ms)
 
     def _forget(self, handler: str, now_ms: int) -> None:
-        """The oldest beyond the limits, now and then."""
+        """Forget the oldest beyond the limits, now and then."""
         with self._done_lock:
             done = self._done_since[handler] = self._done_since.get(handler, 0) + 1
             if done * SURPLUS_SHARE < self.max_count and done > 1:  # also after the first, for what others left
@@ -229,7 +229,7 @@ class BaseDedupe(ABC):
         self.close()
 
     def _forgotten_ms(self, now_ms: int | None = None) -> int:
-        """What was done then or earlier counts as never seen."""
+        """The time up to which what was done counts as never seen."""
         return (self.clock.now_ms() if now_ms is None else now_ms) - self.max_age_ms
 
     def _check(self, *texts: str) -> None:

@@ -70,7 +70,8 @@ class PostgresDedupe(BaseDedupe):
                 connection.execute(sql.SQL(statement))
 
     def _set_up(self, connection: psycopg.Connection) -> None:
-        """Each time, which also shows that the connection is still there: what it fails in later is not run again."""
+        """Set the schema, each time, which also shows that the connection is still there: what it fails in later is not
+        run again."""
         connection.execute(sql.SQL("SET search_path TO {}, pg_temp").format(self._schema))
 
     def _run(self, step: str, *, durable: bool = True, **values: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 -- The statements that are the same in SQLite and PostgreSQL; each store has the others in a file of its own. Each has a
 -- name and a line of purpose. {json_rows}(…){as_json} is an array of arrays, as one JSON text; {among} compares a column
--- with many numbers that are one binding; {condition} is what conditions.py compiled. In the stores' own files stand
--- {last_seq}, {size}, {mark}, {counted_between} and {letter_id}.
+-- with many numbers that are one binding; {by_key} has SQLite search deliveries by key; {condition} is what conditions.py
+-- compiled. In the stores' own files stand {last_seq}, {size}, {mark}, {counted_between} and {letter_id}.
 
 -- :scan_seqs: the seqs of matching messages of a range, where the messages cannot be read all at once
 SELECT seq FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
@@ -123,11 +123,11 @@ DELETE FROM subscriptions WHERE id = ?
 -- :not_behind_its_key: only the first of the delivery rows of one key can be due: one in flight, else the lowest seq; only
 -- a former dead letter can be lower than what is in flight
 (key IS NULL OR NOT EXISTS (
-    SELECT 1 FROM deliveries AS earlier
+    SELECT 1 FROM deliveries AS earlier {by_key}
     WHERE earlier.subscription = candidate.subscription AND earlier.key = candidate.key
         AND earlier.seq < candidate.seq AND (candidate.token = 0 OR earlier.token > 0)
 ) AND (dead_letter IS NULL OR token > 0 OR NOT EXISTS (
-    SELECT 1 FROM deliveries AS later
+    SELECT 1 FROM deliveries AS later {by_key}
     WHERE later.subscription = candidate.subscription AND later.key = candidate.key
         AND later.seq > candidate.seq AND later.token > 0
 )))

@@ -574,7 +574,7 @@ class SqlReader:
         raise NotImplementedError
 
     def _numbers(self, numbers: Iterable[int]) -> str:
-        """As the binding of {among}."""
+        """The numbers as the binding of {among}."""
         raise NotImplementedError
 
     @staticmethod
@@ -814,7 +814,7 @@ class SqlWriter(SqlReader):
         raise NotImplementedError
 
     def _known_ids(self, scoped: list[str]) -> Iterable[tuple[str, int, int]]:
-        """Those that are remembered, with their seqs and times."""
+        """The ids of these that are remembered, with their seqs and times."""
         raise NotImplementedError
 
     def _remember(self, new: dict[str, int], now_ms: int) -> None:
@@ -824,7 +824,7 @@ class SqlWriter(SqlReader):
         raise NotImplementedError
 
     def _delete(self, seqs: list[int]) -> list[int]:
-        """Those that were there. The stored counts go down by them."""
+        """Delete messages. Returns the seqs of those that were there; the stored counts go down by them."""
         raise NotImplementedError
 
     def append(self, drafts: Sequence[Draft], now_ms: int, window: DedupeWindow) -> Appended:
@@ -851,7 +851,7 @@ class SqlWriter(SqlReader):
         return {id: seq for id, seq, published_ms in known if window.remembers(seq, published_ms, last, now_ms)}
 
     def _note_unordered(self, drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int) -> None:
-        """Where some have times of their own."""
+        """Record where messages with times of their own are out of order."""
         known = self.unordered()
         seq, published_ms = self._row("last_published") or (0, 0)
         found = unordered_by(drafts, seqs, now_ms, (seq, published_ms), known)
@@ -900,7 +900,8 @@ class SqlWriter(SqlReader):
         self._note_pruned(self._delete(seqs))
 
     def _note_pruned(self, seqs: Sequence[int]) -> None:
-        """Only the runs right beside are looked at, so that it costs the same however many there are."""
+        """Record deleted seqs as runs. Only the runs right beside are looked at, so that it costs the same however many
+        there are."""
         if not seqs:
             return
         runs = runs_of(seqs)

@@ -248,7 +248,7 @@ class BatchingTransport(WrappingTransport):
                 continue  # reported already
 
     def _wait_until_due(self) -> bool:
-        """False: it is closed."""
+        """Wait until a batch is due. Returns False if it was closed."""
         with self._changed:
             while not self._closed and (left_ms := self._left_ms()) != 0:
                 self._changed.wait(None if left_ms is None else left_ms / 1000)

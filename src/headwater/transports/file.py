@@ -179,7 +179,7 @@ class FileTransport(BaseTransport):
         return self._max_age_ms is not None and not 0 <= self._clock.now_ms() - self._begun_ms() < self._max_age_ms
 
     def _write(self, chunk: bytes, size_before: int, *, last: bool) -> None:
-        """All of the chunk, or nothing: what a full disk leaves of it is cut off."""
+        """Write all of the chunk, or nothing: what a full disk leaves of it is cut off."""
         try:
             rest = memoryview(chunk)
             while rest:
@@ -214,7 +214,7 @@ class FileTransport(BaseTransport):
     # --- opening ------------------------------------------------------------------------------------------------
 
     def _reopen(self) -> None:
-        """The file that is called so now, in place of the one that was."""
+        """Open the file that has the name now, in place of the one that had it."""
         before, self._file = self._file, self._opened()
         os.close(before)
 

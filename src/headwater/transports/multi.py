@@ -130,7 +130,7 @@ def _reason(name: str, error: Exception) -> str:
 
 
 def _own_name(at: int, transports: Sequence[Transport]) -> str:
-    """Two transports may have the same name; the second gets a number."""
+    """The name of a transport; of two with the same name, the second gets a number."""
     name = transports[at].name
     same_before = sum(other.name == name for other in transports[:at])
     return f"{name} ({same_before + 1})" if same_before else name

@@ -172,7 +172,8 @@ class PostgresArchive(BaseTransport):
             cursor.execute(sql.SQL("CREATE INDEX IF NOT EXISTS {} ON {} {}").format(index, self._table, sql.SQL(over)))
 
     def _lock_table(self, cursor: psycopg.Cursor[Any], text: str) -> None:
-        """Two sessions that make or change the table at once would collide, even with IF NOT EXISTS."""
+        """Lock the table by name: two sessions that make or change it at once would collide, even with IF NOT
+        EXISTS."""
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('headwater archive'), hashtext(%s))", (text,))
 
     def _make_ids_unique_by_topic(self, cursor: psycopg.Cursor[Any], text: str) -> None:

@@ -128,7 +128,7 @@ class RedisTransport(BaseTransport):
 
     @abstractmethod
     def _send(self, messages: Sequence[Message]) -> None:
-        """All of them, in order; raises the errors of Redis as they are."""
+        """Send all of them, in order; raises the errors of Redis as they are."""
 
     def _start(self, consumer: ConsumerT) -> ConsumerT:
         """Start a consumer, which `close` stops at the latest. Raises TransportFailedError."""
@@ -227,7 +227,8 @@ class RedisStreams(RedisTransport):
                 self._add(keys=keys, args=args)
 
     def _send_to_many(self, by_stream: Mapping[str, Sequence[StreamEntry]], topics: Sequence[str]) -> None:
-        """One batch of each stream per round trip: never two of the same, of which the first might fail alone."""
+        """Send to several streams, one batch of each per round trip: never two of the same, of which the first might
+        fail alone."""
         waiting = {stream: _batches(entries) for stream, entries in by_stream.items()}
         while waiting:
             with self._redis.pipeline(transaction=False) as pipeline:

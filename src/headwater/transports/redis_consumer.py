@@ -146,7 +146,7 @@ class RedisConsumer(ABC):
         """Makes a `_round` that waits for the server return soon. Called from another thread. Never raises."""
 
     def _finish(self) -> None:  # noqa: B027
-        """Before the last `_close`; the connection may be lost already."""
+        """End what needs the connection, before the last `_close`; the connection may be lost already."""
 
     @abstractmethod
     def _close(self) -> None:
@@ -156,7 +156,7 @@ class RedisConsumer(ABC):
         """Closes the other connections, after the thread has ended. May be called twice; never raises."""
 
     def _handle_once(self, doc: bytes | None, where: str) -> None:
-        """For consumers without retries: what fails or cannot be read is logged."""
+        """Call the handler, for consumers without retries: what fails or cannot be read is logged."""
         try:
             message = from_doc(doc, where)
         except InvalidDataError as exc:
@@ -409,7 +409,8 @@ class GroupConsumer(StreamConsumer):
         return self._settings.per_topic and bool(self._client.sismember(key, self._group))
 
     def _record_start(self) -> None:
-        """After all streams have begun: a consumer that is killed before that begins again."""
+        """Record that the group has begun, after all streams have: a consumer that is killed before that begins
+        again."""
         if self._settings.per_topic and self._settings.start == "new":
             self._client.sadd(self._settings.groups_key, self._group)
 
@@ -505,7 +506,7 @@ class GroupConsumer(StreamConsumer):
             self._lost.clear()
 
     def _handle_backlog(self) -> None:
-        """After a lost connection the rest is handled later; at a stop it is released."""
+        """Handle what was read. After a lost connection the rest is handled later; at a stop it is released."""
         while self._backlog and not self._stopping.is_set():
             delivery = self._backlog[0]
             self._deliver(delivery)

@@ -327,7 +327,7 @@ class Binding:
         self._bindings.append(self)
 
     def undo(self) -> None:
-        """May be repeated."""
+        """Remove the binding. May be repeated."""
         if self in self._bindings:
             self._bindings.remove(self)
 

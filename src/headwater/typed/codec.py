@@ -259,7 +259,7 @@ def _first(pairs: Iterable[tuple[object, Any, Any]]) -> _Difference | None:
 
 
 def _fields(given: BaseModel, read: BaseModel) -> Iterable[tuple[str, Any, Any]]:
-    """Without those that the class excludes."""
+    """Each name with the values of two models of one class, without the fields that the class excludes."""
     for name, field in type(given).model_fields.items():
         if not field.exclude and field.exclude_if is None:
             yield name, given.__dict__.get(name), read.__dict__.get(name)

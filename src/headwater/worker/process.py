@@ -57,7 +57,7 @@ DONE, FAILED, UNUSABLE = 0, 3, 2
 
 # A process that cannot start because of a lasting error is not started again: a restart does not help. Of Headwater's
 # errors those that may pass are named; of all others only those of the program's text last.
-PASSING_ERRORS = (
+PASSING_AT_START = (
     ConnectionError,  # also UnavailableError and UnreachableError
     TimeoutError,
     LockedError,
@@ -72,7 +72,7 @@ PASSING_ERRORS = (
     TransportError,
 )
 # Of the program, as long as no process has been ready.
-LASTING_ERRORS = (
+LASTING_AT_START = (
     HeadwaterError,
     AttributeError,
     ImportError,
@@ -290,7 +290,7 @@ class WorkerProcess:
     def _fail(self, exc: Exception) -> int:
         """Report why the process ends. A module that cannot be imported and a file that is no log stay so; other errors
         may pass, as that of a database that is away."""
-        is_lasting = isinstance(exc, LASTING_ERRORS) and not isinstance(exc, PASSING_ERRORS)
+        is_lasting = isinstance(exc, LASTING_AT_START) and not isinstance(exc, PASSING_AT_START)
         is_unusable = self._state == "starting" and is_lasting
         if not isinstance(exc, HeadwaterError):
             logger.error("the worker failed", exc_info=exc)

@@ -17,7 +17,7 @@ from headwater.errors import InvalidOptionError, UnsyncedChangesError
 from headwater.replication import subscription
 from headwater.replication.names import Remote, ReplicaName
 from headwater.replication.outcome import Callbacks, Outcome, TransferOptions
-from headwater.replication.protocol import LATEST
+from headwater.replication.protocol import LATEST, SubscribeInfo
 from headwater.replication.subscription import PullSubscription
 from headwater.replication.sync_state import SyncState
 from headwater.replication.timers import Timers
@@ -139,19 +139,44 @@ async def test_a_replica_made_anew_with_the_same_number_is_pulled(
     assert names_in(copy) == ["made anew"]
 
 
-async def test_a_replica_made_anew_during_a_pull_is_pulled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def connected_to(subscription: PullSubscription, replica_id: str, number: int) -> None:
+    subscription.on_connected(SubscribeInfo(replica_id))
+    subscription.on_word(LATEST, str(number))
+
+
+@pytest.mark.parametrize(
+    ("announced", "meanwhile", "pulls"),
+    [
+        (5, [1], [5, 1]),
+        (1, [1], [1, 1]),
+        (5, [1, 2, 3, 4, 5], [5, 5]),
+        (5, [1, 2, 3, 4, 5, 6], [5, 6]),
+        (5, ["anew 5"], [5, 5]),
+        (5, ["anew 6"], [5, 6]),
+        (5, ["again 5"], [5]),
+        (5, [6], [6]),
+        (5, [6, 7], [5, 7]),
+    ],
+    ids=str,
+)
+async def test_a_replica_made_anew_during_a_pull_is_pulled_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: int, meanwhile: list[int | str], pulls: list[int]
+) -> None:
+    """`meanwhile`: versions that are announced, and connections that are opened again."""
     pulled: list[int | None] = []
-    versions = iter((5, 1))
 
     async def pull(*_: object) -> Outcome:
-        version = next(versions)
-        if version == 5:  # it was removed and made anew meanwhile
-            following.on_word(LATEST, "1")
-        return OUTCOME(version=version)
+        if not pulled:
+            for each in meanwhile:
+                if isinstance(each, int):
+                    following.on_word(LATEST, str(each))
+                else:
+                    connected_to(following, "new" if each.startswith("anew") else "old", int(each[-1]))
+        return OUTCOME(version=pulls[len(pulled)])
 
     def note(outcome: Outcome) -> None:
         pulled.append(outcome.version)
-        if len(pulled) == 2:
+        if len(pulled) == len(pulls):
             following.stop()
 
     monkeypatch.setattr(subscription, "pull", pull)
@@ -159,10 +184,11 @@ async def test_a_replica_made_anew_during_a_pull_is_pulled_too(tmp_path: Path, m
     remote = Remote("ws://127.0.0.1:1", ReplicaName("shop", "app.db"))
     options = TransferOptions(client_id="here:1")
     following = PullSubscription(str(tmp_path / "copy.db"), remote, options, Callbacks(note), {})
-    following.on_word(LATEST, "5")
+    connected_to(following, "old", announced)
     async with asyncio.timeout(PATIENCE_S):
         await following.run()
-    assert pulled == [5, 1]
+    assert pulled == pulls
+    assert following._have == following._newest
 
 
 async def test_another_sync_of_the_copy_is_waited_for(

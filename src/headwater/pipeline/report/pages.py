@@ -100,7 +100,7 @@ def _template() -> Template:
 
 
 def _report_verdict(report: Report, again: str) -> dict[str, Any]:
-    """The audit's, and what came after it. `again` is the command that makes another."""
+    """The verdict of the last audit, and what came after it. `again` is the command that makes another."""
     if report.audit is None:
         text = "This lake has not been compared with its log."
         return {"state": "unknown", "text": text, "failed": [], "facts": [], "commands": [("Audit it:", again)]}
@@ -136,7 +136,7 @@ def _verdict(audit: Audit) -> dict[str, Any]:
 
 
 def _tiles(report: Report) -> list[tuple[str, str, str, bool]]:
-    """Each a label, a value, the line below it, and whether it is an alarm."""
+    """The figures at the top, each a label, a value, the line below it, and whether it is an alarm."""
     volume, lag = report.rows("volume"), report.rows("lag")
     subscriptions = {row["subscription"] for row in [*lag, *report.rows("latency")]}
     types = {row["type"] for row in volume} - {None}

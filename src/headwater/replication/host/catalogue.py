@@ -270,7 +270,7 @@ class Catalogue:
             )
 
     def new_replica(self, name: ReplicaName) -> Replica:
-        """Not in the catalogue yet: `commit_version` adds it with its first version."""
+        """A replica that is not in the catalogue yet: `commit_version` adds it with its first version."""
         return Replica(new_replica_id(), name, self._clock.now_ms(), 0)
 
     def create(self, name: ReplicaName) -> Replica:
@@ -278,7 +278,7 @@ class Catalogue:
         return self._add(self.new_replica(name))
 
     def _add(self, replica: Replica) -> Replica:
-        """This new replica, or the one of its name that is there."""
+        """Add a new replica. Returns it, or the one of its name that is there."""
         with self._transaction():
             if (found := self.find(replica.name)) is not None:
                 return found
@@ -325,7 +325,7 @@ class Catalogue:
         *,
         with_replica: bool,
     ) -> None:
-        """The commit point: the version becomes the newest, if its base still is. `delta`: size and SHA-256 of the file
+        """Make the version the newest, if its base still is: the commit point. `delta`: size and SHA-256 of the file
         that leads back to the base. `with_replica`: this push creates the replica; otherwise one that was removed
         meanwhile is not created again."""
         with self._transaction():

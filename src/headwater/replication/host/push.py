@@ -184,8 +184,8 @@ class PushSession:
     # --- the version --------------------------------------------------------------------------------------------
 
     async def _accept(self, scratch: Scratch, message: str, dbhash: str | None) -> None:
-        """During the check, a disconnected client or a stopping server ends it. After the check it becomes a version in
-        any case."""
+        """Check the copy and make it a version. During the check, a disconnected client or a stopping server ends it;
+        after the check it becomes a version in any case."""
         self.session.on_end = self._stop.set
         if self.session.is_over:
             raise Gone

@@ -66,7 +66,7 @@ class Abort(Exception):
 
 
 def abort_of(error: HeadwaterError) -> Abort:
-    """Without `where`: clients do not see paths of the server."""
+    """The ABORT that tells a client of an error, without `where`: clients do not see paths of the server."""
     if isinstance(error, VersionConflictError):
         return Abort("VERSION_CONFLICT", str(error.newest))
     code = next((code for code, kind in ABORT_ERRORS.items() if isinstance(error, kind)), "FAILED")
@@ -109,7 +109,8 @@ class Pace:
         self._waits = 0
 
     def wait(self, now_s: float) -> None:
-        """The server waits for the client. There may be two waits at a time, to receive and to send."""
+        """Note that the server begins to wait for the client. There may be two waits at a time, to receive and to
+        send."""
         if not self._waits:
             self._since_s = now_s
         self._waits += 1
@@ -119,7 +120,7 @@ class Pace:
         self._waits -= 1
 
     def worked(self, now_s: float) -> None:
-        """The server was working until now: the time so far does not count."""
+        """Leave out the time so far, in which the server was working."""
         self._since_s = now_s
 
     def moved(self, size: int, now_s: float) -> None:
@@ -240,13 +241,13 @@ class ReplicaSession:
     # --- pace ---------------------------------------------------------------------------------------------------
 
     def expect_pages(self, patience_s: float) -> None:
-        """From now on require progress of the client, in either direction: it may be silent for so long."""
+        """Require progress of the client from now on, in either direction: it may be silent for so long."""
         self._pace = Pace(time.monotonic(), patience_s)
         self._patience_s = patience_s
         self._credited_bytes = self._taken_bytes()
 
     def worked(self) -> None:
-        """The server was working until now, so the client's silence does not count."""
+        """Leave out the client's silence so far: the server was working."""
         if self._pace is not None:
             self._pace.worked(time.monotonic())
 
@@ -281,7 +282,7 @@ class ReplicaSession:
     # --- end ----------------------------------------------------------------------------------------------------
 
     def revoke(self, abort: Abort) -> None:
-        """The rights of the client are revoked: the session aborts at its next wait. A decision before that is still
+        """Abort the session at its next wait, for the rights of the client are revoked. A decision before that is still
         sent: a push that has become a version stays one."""
         if not self.is_over and self.revoked is None:
             self.revoked = abort

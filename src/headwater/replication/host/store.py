@@ -142,8 +142,8 @@ class ReplicaStore:
             raise ClosedError("this data directory was not opened to be served", where=self.directory)
 
     def open(self, *, serve: bool = False) -> ReplicaStore:
-        """For commands the directory must exist. `serve`: create it if needed, and accept pushes, as the only
-        server."""
+        """Open the directory, which must exist for commands. `serve`: create it if needed, and accept pushes, as the
+        only server."""
         refuse_foreign(self.directory)
         if not serve and not os.path.isdir(self.directory):
             raise InvalidOptionError(
@@ -310,8 +310,8 @@ class ReplicaStore:
         return Accepted(version, is_new=True)
 
     def _check(self, scratch: Scratch, stop: threading.Event) -> tuple[Shape, str, Delta | None]:
-        """Returns its shape, its SHA-256 and the delta to its base. All checks at once: they wait for disk and
-        processor in turns, and none holds the interpreter for long."""
+        """Check a pushed database; returns its shape, its SHA-256 and the delta to its base. All checks run at once:
+        they wait for disk and processor in turns, and none holds the interpreter for long."""
         path = scratch.path
         if not os.path.exists(path) or any(_size(path + beside) for beside in SIDECARS):
             raise ReplicationFailedError("the copy did not come to its end", next="Push again")
@@ -511,7 +511,7 @@ def _has_versions(home: str) -> bool:
 
 
 def _is_left_behind(reading: str) -> bool:
-    """False while a command reads there."""
+    """Whether nothing reads there any more; False while a command does."""
     with contextlib.suppress(OSError):
         held = lock_file(os.path.join(reading, LOCK))
         if held is None:

@@ -187,7 +187,7 @@ class Subscribers:
 
     @contextmanager
     def pushing(self, identity: ClientIdentity) -> Iterator[None]:
-        """While a push runs, its client keeps its claim."""
+        """Let the client of a push keep its claim while the push runs."""
         self.claims.push_began(identity, self._clock.now_ms())
         try:
             yield
@@ -195,7 +195,8 @@ class Subscribers:
             self.claims.push_ended(identity, self._clock.now_ms())
 
     def _send_release_when_free(self) -> None:
-        """The others know when the claim was to end; without its holder it may end sooner."""
+        """Tell the others when the claim has ended. They know when it was to end; without its holder it may end
+        sooner."""
         remaining_ms = self.claims.remaining_ms(self._clock.now_ms())
         if remaining_ms and self.subscribers:
             asyncio.get_running_loop().call_later(remaining_ms / 1000, self._send_release_when_free)
@@ -239,7 +240,7 @@ class SubscriberRegistry:
 
     @contextmanager
     def of(self, name: ReplicaName) -> Iterator[Subscribers]:
-        """Those of a replica, for a session of a client."""
+        """The subscribers of a replica, for a session of a client."""
         if name not in self._by_name:
             self._by_name[name] = Subscribers(self._clock)
         subscribers = self._by_name[name]

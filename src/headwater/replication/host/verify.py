@@ -86,7 +86,8 @@ def passed(what: str, details: str) -> Check:
 
 
 def failed(what: str, error: HeadwaterError) -> Check:
-    """Neither a full disk nor a directory without write access says anything about the version."""
+    """A check that failed, or could not be made: neither a full disk nor a directory without write access says anything
+    about the version."""
     missing = next((missing for kind, missing in _MISSING.items() if isinstance(error, kind)), None)
     return Check(what, False, error.why, missing)
 
@@ -235,7 +236,7 @@ def _write_into(source: str, target: str) -> None:
 
 
 def _copy_mode(draft: str, target: str) -> None:
-    """The new file gets the owner and the mode of the one that it replaces."""
+    """Give the new file the owner and the mode of the one that it replaces."""
     with contextlib.suppress(FileNotFoundError):
         was = os.stat(target)
         with contextlib.suppress(PermissionError):  # only root gives files away

@@ -372,7 +372,7 @@ def open_version(
 
 
 def refuse_removed(catalogue: Catalogue, replica: Replica, error: HeadwaterError | None = None) -> None:
-    """After a failed read: raises UnknownReplicaError if the replica was removed meanwhile."""
+    """Raise UnknownReplicaError, after a failed read, if the replica was removed meanwhile."""
     if catalogue.find_id(replica.id) is None:
         raise UnknownReplicaError("it was removed meanwhile", where=replica.name.path) from error
 

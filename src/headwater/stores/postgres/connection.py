@@ -55,6 +55,7 @@ SQL = load(
     json_rows="coalesce(json_agg(json_build_array",
     as_json="), '[]')::text",
     greatest="greatest",
+    by_key="",
     extras=extra_columns(),
     extras_of_m=extra_columns("m.{}"),
     extras_but_headers=extra_columns(headers="NULL"),

@@ -47,8 +47,8 @@ class PostgresExternalTx:
         return seq
 
     def may_ack(self, tx: Any) -> bool | Awaitable[bool]:
-        """Not after a publish in the same transaction: the ack waits for our own writer, which may be waiting for that
-        transaction to end."""
+        """Whether an ack is possible: not after a publish in the same transaction, because the ack waits for our own
+        writer, which may be waiting for that transaction to end."""
         allowed: bool | Awaitable[bool] = self._run(tx, _NOT_PUBLISHING, ())
         return allowed
 

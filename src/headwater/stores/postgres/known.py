@@ -44,7 +44,7 @@ class ReadAhead(NamedTuple):
         return self._replace(after=seq, messages=[message for message in self.messages if message.seq > seq])
 
     def how_many_more(self, limit: int) -> int:
-        """To read besides: for whole claims of the same size, and not too much."""
+        """How many messages to read ahead: for whole claims of the same size, and not too much."""
         most = min(AHEAD_CLAIMS * limit, AHEAD_MESSAGES_MAX, AHEAD_BYTES_MAX // self.mean_bytes)
         return most - most % limit
 
@@ -92,12 +92,13 @@ class KnownSubscriptions:
         return self._rows.get(id, {})
 
     def take_ahead(self, id: str) -> ReadAhead | None:
-        """At most once: a transaction that fails reads again."""
+        """Take what was read ahead, at most once: a transaction that fails reads again."""
         return self._ahead.pop(id, None)
 
     def committed(self, writer: PostgresWriter, xid: str) -> None:
-        """The second transaction in a row that no other host comes between makes a subscription known. A transaction
-        that excludes all others reads no versions, so what another host wrote before it would go unnoticed."""
+        """Remember what a transaction wrote. The second one in a row that no other host comes between makes a
+        subscription known. A transaction that excludes all others reads no versions, so what another host wrote before
+        it would go unnoticed."""
         if writer.alone:
             self.forget({*writer.saved, *writer.rows_changed})
             return

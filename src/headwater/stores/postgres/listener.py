@@ -73,7 +73,8 @@ class PostgresListener:
                 self._look()
 
     def _news(self, connection: psycopg.Connection) -> Iterator[None]:
-        """Once for every notification of another, or for several at a time, and at least once in FALLBACK_POLL_S."""
+        """Yield once for every notification of another, or for several at a time, and at least once in
+        FALLBACK_POLL_S."""
         with selectors.DefaultSelector() as selector:  # select() knows no descriptor above 1023
             for descriptor in (connection.fileno(), self._stop_read):
                 selector.register(descriptor, selectors.EVENT_READ)

@@ -146,7 +146,8 @@ def prepare(connection: PipelinedConnection, schema: str, name: str) -> int:
 
 
 def _bring_up_to_date(connection: PipelinedConnection, schema: str, name: str) -> None:
-    """One step in each transaction, so that a later one that fails does not take the earlier ones back."""
+    """Create or migrate the log, one step in each transaction, so that a later one that fails does not take the earlier
+    ones back."""
     while True:
         with _transaction(connection, schema, alone=True):
             version = _version(connection, schema, name)  # another process may have been quicker
@@ -229,7 +230,7 @@ def _transaction(connection: PipelinedConnection, schema: str, *, alone: bool = 
 
 
 def _version(connection: PipelinedConnection, schema: str, name: str) -> int | None:
-    """None where there is no log yet."""
+    """The version of the schema; None where there is no log yet."""
     if "headwater" not in _tables(connection, schema):
         return None
     if not _there(connection, "SELECT 1 WHERE has_schema_privilege(?, 'USAGE')", schema):

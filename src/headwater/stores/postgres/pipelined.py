@@ -166,7 +166,7 @@ class PipelinedConnection(psycopg.Connection[Any]):
             raise error
 
     def _send(self, statements: list[Statement]) -> list[Statement | _Prepared | None]:
-        """What the answers will belong to."""
+        """Send statements. Returns what the answers will belong to."""
         pgconn = self.pgconn
         answering: list[Statement | _Prepared | None] = []
         new: dict[_Key, bytes] = {}
@@ -234,7 +234,7 @@ class PipelinedConnection(psycopg.Connection[Any]):
 
 @lru_cache(STATEMENTS_MAX)
 def numbered(sql: str) -> bytes:
-    """With $1, $2, … instead of each question mark."""
+    """The statement with $1, $2, … instead of each question mark."""
     first, *others = sql.split("?")
     return "".join([first, *(f"${at}{part}" for at, part in enumerate(others, 1))]).encode()
 

@@ -129,7 +129,7 @@ class PostgresReader(SqlReader):
 
     @contextmanager
     def _savepoint(self) -> Iterator[None]:
-        """What fails inside is taken back, and the transaction stays usable."""
+        """Take back what fails inside, so that the transaction stays usable."""
         self.connection.queue("SAVEPOINT headwater")
         try:
             yield

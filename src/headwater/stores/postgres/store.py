@@ -377,7 +377,7 @@ class PostgresStore:
     # --- the rest -----------------------------------------------------------------------------------------------
 
     def _compare_clocks(self, begun: Statement) -> None:
-        """The server read its clock between sending and receiving, by this host's."""
+        """Estimate how far the server's clock is ahead: it was read between sending and receiving, by this host's."""
         row = begun.row()
         if row is not None:
             least_ms, most_ms = row[2] - begun.received_ns // 1_000_000, row[2] - begun.sent_ns // 1_000_000
@@ -484,7 +484,7 @@ class Outcomes:
         self._table = sql.Identifier(place.schema, "leases").as_string()
 
     def note(self) -> tuple[str, int]:
-        """What is noted before a COMMIT; each call is the next transaction."""
+        """The note that is stored before a COMMIT; each call is the next transaction."""
         self._number += 1
         return self._note, self._number
 
@@ -514,8 +514,8 @@ class Outcomes:
         )
 
     def _status(self, connection: PipelinedConnection, begun: Statement, lost: PipelinedConnection) -> str | None:
-        """What runs on is ended: it will get no further word from us. Where not even the id of the transaction came
-        back, it is over when its connection is."""
+        """The status of a transaction whose answer was lost. One that runs on is ended: it will get no further word
+        from us. Where not even the id of the transaction came back, it is over when its connection is."""
         row = begun.row()
         if row is None:
             is_there = connection.ask(_END_CONNECTION, (lost.backend_pid, lost.started)).row() is not None

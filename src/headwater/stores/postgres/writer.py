@@ -442,7 +442,7 @@ def _nul(what: str, where: str) -> InvalidOptionError:
 
 
 def _storable(text: str | None) -> Any:
-    """What came from a payload or an error as PostgreSQL can keep it."""
+    """A text from a payload or an error, as PostgreSQL can keep it."""
     if text is None or (text.isprintable() and text.isascii()):
         return text
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()

@@ -45,6 +45,7 @@ SQL = load(
     json_rows="json_group_array(json_array",
     as_json=")",
     greatest="max",
+    by_key="INDEXED BY deliveries_by_key",  # else SQLite reads all earlier rows, by the primary key
     extras=extra_columns(),
     extras_json=extra_columns("json_quote(m.{})", headers="coalesce(m.{}, 'null')", separator=" || ',' || "),
     extras_but_headers=extra_columns(headers="NULL"),

@@ -115,7 +115,7 @@ def prepare(connection: apsw.Connection, path: str, *, adopt: bool, busy_timeout
 
 
 def check_readable(connection: apsw.Connection, path: str) -> None:
-    """For a log that is only read: it can be neither made nor migrated."""
+    """Refuse a log that is only read and not of this schema: it can be neither made nor migrated."""
     version = _version(connection, _tables(connection))
     if version is None:
         raise NotALogError("a SQLite database without a log", where=path, next="Name another file")

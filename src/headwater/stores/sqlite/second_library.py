@@ -38,7 +38,7 @@ _is_hooked = False
 
 
 def check_descriptors(path: str) -> None:
-    """Before a log is opened: warn if this process has the file open already, other than by apsw."""
+    """Warn, before a log is opened, if this process has the file open already, other than by apsw."""
     file = _file(path)
     if file is None or not _has_descriptor(file):
         return
@@ -55,7 +55,7 @@ def check_descriptors(path: str) -> None:
 
 
 def watch(path: str) -> None:
-    """While the log is open: `sqlite3.connect` on its file raises SecondLibraryError."""
+    """Make `sqlite3.connect` on the file of a log raise SecondLibraryError while the log is open."""
     global _is_hooked
     with _lock:
         _open_logs[path] += 1
@@ -73,7 +73,8 @@ def unwatch(path: str) -> None:
 
 
 def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
-    """Called for every audit event of the process, so most calls end with the first line."""
+    """Refuse `sqlite3.connect` on an open log. Called for every audit event of the process, so most calls end with the
+    first line."""
     if event != "sqlite3.connect" or not _open_logs:
         return
     files = {_file(path) for path in _paths_of(arguments[0])} - {None}
@@ -85,7 +86,7 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _paths_of(database: object) -> list[str]:
-    """What `sqlite3.connect` may mean; whether a text is to be read as a URI, the event does not say."""
+    """The paths that `sqlite3.connect` may mean; whether a text is to be read as a URI, the event does not say."""
     if not isinstance(database, str | bytes | os.PathLike):
         return []
     path = os.fsdecode(database)

@@ -166,10 +166,10 @@ class SqliteStore:
             raise
 
     def publish_at_once(self, drafts: Sequence[Draft]) -> range | None:
-        """The messages are committed in one call of APSW, on a connection that calls no Python code back and waits for
-        nothing. No lock of this process is held, so a signal handler may raise or publish wherever it interrupts.
-        `_publishing` is a hint for other threads. The connection belongs to one caller at a time: the seq is read by a
-        second call, which must find it neither busy nor closed, or what is stored would count as not stored."""
+        """Commit messages in one call of APSW, on a connection that calls no Python code back and waits for nothing. No
+        lock of this process is held, so a signal handler may raise or publish wherever it interrupts. `_publishing` is
+        a hint for other threads. The connection belongs to one caller at a time: the seq is read by a second call,
+        which must find it neither busy nor closed, or what is stored would count as not stored."""
         me = threading.get_ident()
         if (
             self._publishing not in (0, me)
@@ -213,7 +213,8 @@ class SqliteStore:
         return connection
 
     def _close_publishers(self) -> None:
-        """All of them in a closed log, else all but one. The one of a running call is closed by its thread."""
+        """Close the connections that publish: all of them in a closed log, else all but one. The one of a running call
+        is closed by its thread."""
         with contextlib.suppress(IndexError):  # another thread was quicker
             while len(self._publishers) > (not self._closed):
                 self._publishers.pop().close()
@@ -303,7 +304,7 @@ class SqliteStore:
         return name
 
     def is_gone(self, name: str) -> bool:
-        """One server at a time holds the lock, and its name is in the file."""
+        """Whether a server has ended. One at a time holds the lock, and its name is in the file."""
         try:
             with open(self._announcements, "rb") as file:
                 return _locked(file, exclusive=False) or file.read() != name.encode()
