@@ -67,8 +67,9 @@ def ask(policy: BreakerPolicy, breaker: Breaker, now_ms: int) -> tuple[Breaker, 
 
 
 def ended(policy: BreakerPolicy, breaker: Breaker, turn: int, outcome: TryOutcome, now_ms: int) -> Breaker:
-    """The circuit after a try that began in this turn. Successes between failures change nothing: failures count by their time
-    alone. When the one try of a half-open circuit ended without an answer of the target, the next one goes through."""
+    """The circuit after a try that began in this turn. Successes between failures change nothing: failures count by
+    their time alone. When the one try of a half-open circuit ended without an answer of the target, the next one goes
+    through."""
     if turn != breaker.turn:
         return breaker
     if outcome == "failed":
