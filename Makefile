@@ -11,7 +11,7 @@ export UV_SYSTEM_CERTS := 1
 # With it each of a thousand short processes would compile anew what it imports, which takes longer than its work.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint types abuse crash powerloss replicas cluster lake-kills bench docs lock clean
+.PHONY: demo test compiled check lint types abuse crash powerloss replicas cluster lake-kills bench docs lock clean
 
 demo: .venv/ready-for-spark
 	@$(BIN)/headwater demo
@@ -19,7 +19,8 @@ demo: .venv/ready-for-spark
 # The files of this run stay in memory if the machine has a tmpfs of 4 GiB for them: on a disk it waits for thousands of
 # fsyncs. What a power cut leaves is proved on a simulated disk, and a killed process leaves the same on either.
 test: export TMPDIR := $(or $(shell df -Pk /dev/shm 2>&1 | awk '$$1 == "tmpfs" && $$4 >= 4194304 {print $$6}'),$(TMPDIR))
-test: .venv/ready-for-tests check
+test: .venv/ready-for-tests lint
+	@$(MAKE) --no-print-directory --jobs 2 types compiled
 	$(call run-tests,$(addprefix --ignore=,$(CLOCKED)))
 	$(call run-tests,$(CLOCKED))
 
@@ -28,6 +29,11 @@ test: .venv/ready-for-tests check
 define run-tests
 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(1) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none $(1)
 endef
+
+# In a new clone each worker would compile all tests, and all that they import, at the same time. It tells nothing: what
+# cannot be imported fails in the tests.
+compiled: .venv/ready-for-tests
+	-@$(BIN)/python -m pytest --collect-only -qqq > /dev/null
 
 check: lint types
 

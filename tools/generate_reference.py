@@ -148,6 +148,7 @@ INTERNAL = {
     "read_instead",
     "admit",
     "answer",
+    "loop",
 }
 
 
@@ -187,7 +188,9 @@ def signature(function: Callable[..., Any], name: str) -> str:
         found = inspect.signature(function)
     except ValueError:
         return f"{name}(…)"
-    parameters = [each for each in found.parameters.values() if each.name not in ("self", "cls")]
+    parameters = list(found.parameters.values())
+    if parameters and parameters[0].name in ("self", "cls"):
+        del parameters[0]
     parts: list[str] = []
     for each in parameters:
         if each.kind is each.KEYWORD_ONLY and "*" not in parts and not any(part.startswith("*") for part in parts):
@@ -205,6 +208,7 @@ def signature(function: Callable[..., Any], name: str) -> str:
 def _annotation(annotation: Any, before: str = ": ") -> str:
     if annotation is inspect.Parameter.empty:
         return ""
+    annotation = getattr(annotation, "__forward_arg__", annotation)  # of a named tuple
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return before + re.sub(r"\b(?:headwater|collections|datetime|typing)\.(?:\w+\.)*(?=\w)", "", text)
 
@@ -354,7 +358,7 @@ def cli_page() -> str:
                 continue
             about = plain(getattr(each, "help", ""))
             if each.param_type_name == "argument":
-                rows.append([code(each.make_metavar(context).strip("[]")), about, default_of(each)])
+                rows.append([code(re.sub(r"^\[(.*)\]$", r"\1", each.make_metavar(context))), about, default_of(each)])
             else:
                 spelled = ", ".join(f"`{flag}`" for flag in (*each.opts, *each.secondary_opts))
                 metavar = "" if each.is_flag else f" {code(each.make_metavar(context))}"

@@ -32,7 +32,7 @@ HeadwaterError
 │   ├── LockedError
 │   ├── CorruptError
 │   ├── InputOutputError
-│   ├── ConflictError                       the database made this transaction give way to another; nothing of it stays
+│   ├── ConflictError                       the database rolled this transaction back in favour of another one
 │   ├── UnavailableError (also a ConnectionError)  the database server is unreachable, or the connection broke
 │   ├── OutcomeUnknownError                 the connection broke during a commit
 │   └── SqlError                            the user's own SQL in a transaction; its cause says more
@@ -52,7 +52,7 @@ HeadwaterError
 │   ├── UnknownTypeError                    no class is known for it
 │   ├── VersionMismatchError                of another version than the class, and nothing upgrades it
 │   └── NoReplyError (also a TimeoutError)  a request was not answered in time
-├── ReplicationError                        a database and its replica; both are as they were
+├── ReplicationError                        a database and its replica; both are unchanged
 │   ├── NotADatabaseError                   no SQLite database, or none with anything in it
 │   ├── UnknownReplicaError                 no such replica, or no such version of it
 │   ├── VersionConflictError                pushed from another version than the newest, which is `newest`

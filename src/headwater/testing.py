@@ -148,9 +148,9 @@ def drain(log: Log | AsyncLog, *, within: Span | None = None, limit: int = STEPS
     nothing is due, the clock is moved to the next delay, backoff or end of an `ack_wait`. Handlers that fail are
     retried and their messages dead-lettered as ever; the result has their errors.
 
-    `within` seconds, a timedelta or a text like `5m`: only what is due in that time is handled, and the clock has then
-    moved by exactly so much; 0 handles what is due now. Schedules run only with it, since they never end, and an error
-    of a schedule's function is raised. Without it, a drain that would move the clock by more than a year raises
+    `within` seconds, a timedelta or a text like `5m`: what is due in that time is handled, and the clock is moved by
+    exactly this time; 0 handles what is due now. Schedules run only with it, because they never end; an error of a
+    schedule's function is raised. Without it, a drain that would move the clock by more than a year raises
     NotDrainedError, and so does one of more than `limit` steps: calls of functions and moves of the clock.
     """
     check_whole("limit", limit, 1, 2**31)
@@ -220,7 +220,7 @@ class _Drain:
             raise InvalidStateError(
                 "only schedules are declared, which never end",
                 where=self._log.name,
-                next='Say how long to run them: drain(log, within="1h")',
+                next='Pass how long to run them: drain(log, within="1h")',
             )
 
     def _handle_due(self, taking: contextlib.ExitStack) -> Flow[int]:
@@ -418,7 +418,7 @@ def assert_published(
     log: Log | AsyncLog, pattern: str, *, data: Any = ANYTHING, where: str | None = None, count: int | None = None
 ) -> list[Message] | Awaitable[list[Message]]:
     """Raise an AssertionError unless a message on `pattern` has this data and meets this condition; with `count`,
-    unless exactly so many do. Returns those messages. `data` is compared as the JSON that it becomes; it may hold
+    unless exactly `count` do. Returns those messages. `data` is compared as the JSON that it becomes; it may hold
     objects with a comparison of their own, such as `unittest.mock.ANY`. `where` is the language of subscriptions."""
     if count is not None:
         check_whole("count", count, 0, 2**31)

@@ -498,7 +498,7 @@ def _open_store(url: str, options: OpenOptions) -> _Opened:
         raise InvalidOptionError("this would be a file of that name", where=url, next="A log in memory is memory:")
     path = _sqlite_path(url)
     if not create and not os.path.exists(path):
-        raise NotALogError("there is no log", where=path, next="Check the name, or let it be made: create=True")
+        raise NotALogError("there is no log", where=path, next="Check the name, or pass create=True")
     store = SqliteStore(path, durability=durability, busy_timeout_ms=busy_timeout_ms, adopt=adopt)
     return _Opened(store, lambda on_change: SqliteWatcher(store, on_change))
 

@@ -57,7 +57,7 @@ def test_show(run, dead_lettered, path: Path):
 
 
 def test_stats(run, dead_lettered, path: Path):
-    assert run("dlq", "stats", path).out.startswith("3 dead letters, 0 on their way again\n")
+    assert run("dlq", "stats", path).out.startswith("3 dead letters, 0 being redriven\n")
     found = run("dlq", "stats", path, "--json").json
     assert found["by_reason"] == {"rejected": 2, "max_attempts": 1}
     assert found["by_subscription"] == {"billing": 2, "notes": 1}
@@ -71,7 +71,7 @@ def test_redrive(run, dead_lettered, path: Path):
         assert message.data == {"order": 1}
         message.ack()
     assert ids(run("dlq", path, "--json")) == [2, 3]
-    assert run("dlq", "redrive", path, "--all", "--to-topic", "again").out == "2 dead letters on the way again\n"
+    assert run("dlq", "redrive", path, "--all", "--to-topic", "again").out == "2 dead letters redriven\n"
     assert dead_lettered.topic_max_seq("again") > 0
     assert run("dlq", path).out == "no dead letters\n"
 
@@ -89,7 +89,7 @@ def test_a_dry_run_changes_nothing(run, dead_lettered, path: Path):
 def test_redrive_that_fails_is_a_finding(run, dead_lettered, path: Path):
     dead_lettered.delete_subscription("notes")
     result = run("dlq", "redrive", path, "--all")
-    assert (result.code, result.out) == (1, "2 dead letters on the way again\n")
+    assert (result.code, result.out) == (1, "2 dead letters redriven\n")
     assert result.err == "dead letter 3 stays: subscription 'notes' is gone\n"
 
 

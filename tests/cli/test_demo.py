@@ -8,7 +8,6 @@ import signal
 import struct
 import termios
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import apsw
@@ -49,25 +48,6 @@ CLAIMS = {
 def claims_of(shown: str) -> set[str]:
     """What was checked; claims may be folded into two lines."""
     return {claim.strip() for claim in re.findall(r"✓ (.*)", re.sub(r"\n     (?=\S)", " ", shown))}
-
-
-@pytest.mark.timeout(DEMO_S_MAX)
-def test_the_demo_with_the_lake_leaves_all_of_it_to_look_at(run, tmp_path: Path, monkeypatch):
-    """The lake of two days instead of two weeks; what the other parts show is checked without Spark, below."""
-    for name in ["kill_and_resume", "dead_letter_and_redrive", "insert_with_sql", "serve_and_kill", "restore_replica"]:
-        monkeypatch.setattr(story, name, lambda narrator, folder: narrator.check(True, "something"))
-    monkeypatch.setattr(story, "publish_traffic", partial(publish_traffic, messages=2_000, days=4))
-    here = tmp_path / "here"
-    shown = run("demo", "--dir", here)
-    assert (shown.code, shown.err) == (0, "")
-    assert any(claim.startswith("the lake is whole") for claim in claims_of(shown.out))
-    assert f"{PARTS}/{PARTS}" in shown.out
-    assert len(re.findall(r"^     \d+\.\d s$", shown.out, re.M)) == PARTS
-    assert "✗" not in shown.out
-    for name in ("events.db", "returns.jsonl", "lake/report.html", "lake/audit.html"):
-        assert (here / name).is_file(), name
-    assert run("subscriptions", here / "events.db").code == 0
-    assert str(here / "events.db") in (here / "next-steps.txt").read_text()
 
 
 def without_spark(folder: Path) -> dict[str, str]:

@@ -108,7 +108,7 @@ def test_messages_that_the_target_cannot_hold_are_dead_letters_and_a_finding(run
         ("copy.db", (), "Did you mean headwater:copy.db?"),
         ("file:///tmp/copy.jsonl?batch=on", (), "a forwarder makes batches itself"),
         ("copy.jsonl", ("--wait", "soon"), "--wait must be a duration"),
-        ("copy.jsonl", ("--start", "soon"), "--start is no place in a log"),
+        ("copy.jsonl", ("--start", "soon"), "--start is not a position"),
         ("copy.jsonl", ("--topics", "a..b"), "a..b"),
         ("copy.jsonl", ("--target-token", "t"), "--target-token is for a server"),
     ],

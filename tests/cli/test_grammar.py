@@ -181,7 +181,10 @@ def test_without_a_default_log_is_the_first_argument(run: Any, path: Path, log: 
         "error: Missing argument 'LOG'",
         "next: Name it, like events.db, or set HEADWATER_LOG; headwater topics --help",
     ]
-    assert run("tail", "orders.>").err.startswith("error: there is no log orders.>")
+    assert run("tail", "orders.>").err.splitlines() == [
+        "error: there is no log orders.>",
+        "next: LOG is the first argument: name a file like events.db, or set HEADWATER_LOG",
+    ]
 
 
 def test_the_default_is_read_from_the_file_of_settings_too(

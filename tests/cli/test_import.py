@@ -129,7 +129,7 @@ def test_a_bad_line_is_named(run: Run, path: Path, file: Path, small_batches: No
     assert done.code == 2
     assert f"{file}, line 13" in done.err
     assert complaint in done.err
-    assert "Stored: the messages through line 10" in done.err
+    assert "Stored up to line 10" in done.err
     assert numbers(path) == list(range(10))
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:12]))
     write(file, 3, first=11)

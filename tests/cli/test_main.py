@@ -103,7 +103,7 @@ def test_help_has_four_panels(run):
 def test_help_tells_the_exit_codes_and_no_escape_codes_go_into_a_pipe(finish):
     result = finish("--help", env={"COLUMNS": "100"})
     assert result.code == 0
-    assert "130 when interrupted" in " ".join(result.out.split())
+    assert "130 interrupted" in " ".join(result.out.split())
     assert "\x1b" not in result.out
 
 
@@ -113,7 +113,7 @@ def test_looking_makes_no_log_and_leaves_an_empty_file_empty(run, path: Path, co
     assert result.code == 2
     assert result.err.splitlines() == [
         f"error: there is no log {path}",
-        f"next: Publish to it first: headwater publish {path} TOPIC DATA",
+        f"next: Check the name, or create the log: headwater publish {path} TOPIC DATA",
     ]
     assert not path.exists()
     path.touch()

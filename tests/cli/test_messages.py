@@ -268,5 +268,5 @@ def test_a_reader_that_has_had_enough_is_no_error(path: Path):
 def test_a_start_is_first_new_a_seq_or_a_time():
     found = [parse_start(text) for text in ("first", "new", "17", "0", "2026-07-29T12:00Z")]
     assert found == ["first", "new", 17, 0, datetime(2026, 7, 29, 12, tzinfo=UTC)]
-    with pytest.raises(InvalidOptionError, match="--start is no place in a log: 'soon'"):
+    with pytest.raises(InvalidOptionError, match="--start is not a position: 'soon'"):
         parse_start("soon", "--start")

@@ -34,7 +34,7 @@ MISTAKES: list[tuple[str, str, str]] = [
     (
         "subscribe none.db billing >",
         "there is no log none.db",
-        "Publish to it first: headwater publish none.db TOPIC DATA",
+        "Check the name, or create the log: headwater publish none.db TOPIC DATA",
     ),
     ("tail", "Missing argument 'LOG'", "Name it, like events.db, or set HEADWATER_LOG; headwater tail --help"),
     ("nope", "No such command 'nope'", "headwater --help"),
@@ -50,7 +50,7 @@ MISTAKES: list[tuple[str, str, str]] = [
     ("tail a.db --sart 7", "No such option: --sart (Possible options: --last, --start, --to)", "headwater tail --help"),
     (
         "tail a.db --start soon",
-        "--start is no place in a log: 'soon'",
+        "--start is not a position: 'soon'",
         "Write first, new, a seq (7: from message 7 on), or a time like -1h (an hour ago), 2026-07-29, "
         "2026-07-29T10:30 or 10:30",
     ),
@@ -83,7 +83,7 @@ MISTAKES: list[tuple[str, str, str]] = [
     (
         "pipeline sql select lake.db --lake x",
         "there is no log select",
-        "Publish to it first: headwater publish select TOPIC DATA",
+        "LOG is the first argument: name a file like events.db, or set HEADWATER_LOG",
     ),
     (
         "replica push ws://host/shop/app.db app.db",
@@ -186,7 +186,7 @@ def test_a_pattern_on_a_log_without_messages_is_noted(run: Any, path: Path) -> N
 
 
 def test_a_subscription_that_is_not_there_is_looked_for_in_the_list(run: Any, log: headwater.Log, path: Path) -> None:
-    advice = "List those there are: `headwater subscriptions LOG`"
+    advice = "`headwater subscriptions LOG` lists them"
     assert run("subscriptions", "rm", path, "nosuch").err.splitlines()[1] == f"next: {advice}"
     with pytest.raises(UnknownSubscriptionError) as shown:
         log.delete_subscription("nosuch")
@@ -205,8 +205,8 @@ def test_a_subscription_that_is_not_there_is_looked_for_in_the_list(run: Any, lo
                 "concurrency; 1 by default.",
             ],
         ),
-        (["subscriptions", "ls"], ["dead and gaps count since", "a redrive does not lower them"]),
-        (["lag"], ["in flight are delivered and not acked", "wait for their next attempt", "oldest is the age"]),
+        (["subscriptions", "ls"], ["dead and gaps count from the creation", "a redrive does not lower them"]),
+        (["lag"], ["in flight of these, delivered and not settled", "due for another attempt later", "oldest the age"]),
     ],
     ids=["headwater", "worker", "subscriptions", "lag"],
 )

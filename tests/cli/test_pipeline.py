@@ -260,7 +260,7 @@ def test_what_vacuum_removed_cannot_be_read_and_the_oldest_moment_is_named(run, 
         ("audit --log events.db --lake lake --out none/audit.html", 2, "Name another file: --out FILE"),
         ("report --lake lake --out none/report.html", 2, "Name another file: --out FILE"),
         ("sql x --lake types", 2, "types: there is no lake here"),
-        ("sql x", 2, "there is nothing to ask"),
+        ("sql x", 2, "there is nothing to query"),
         ("replay --lake new --to copy.db --where true", 2, "new: there is no lake here"),
         ("replay --lake lake --to mysql://x --where true", 2, "there is no store for mysql:// here"),
         ("status --lake old", 2, "this lake is of the kind before Delta tables"),
@@ -392,8 +392,8 @@ def test_times_are_reported_in_utc():
 
 @pytest.mark.timeout(STORY_S_MAX * 2)
 def test_a_query_as_a_newcomer_makes_it(path: Path, log: headwater.Log, tmp_path: Path):
-    """The command starts Spark, and ends it; its output is not for the terminal. The demo calls the other commands that
-    need Spark, and tests/pipeline calls them all in its own process."""
+    """The command starts Spark, and ends it; its output is not for the terminal. The tutorial runs the other commands
+    that need Spark, and tests/pipeline calls them all in its own process."""
     fill_lake(str(tmp_path / "lake"), path)
     query = "select toppic from bronze_messages"
     asked = subprocess.run(

@@ -157,7 +157,7 @@ def test_dead_letters(run, url: str, tmp_path: Path):
     [letter] = run("dlq", "--token", "any", url, "-s", "undertaker", "--json").items
     assert "no use" in run("dlq", "show", url, letter["id"]).out
     run("dlq", "export", url, "-s", "undertaker", "-o", tmp_path / "letters")
-    assert run("dlq", "redrive", url, letter["id"]).out == "1 dead letter on the way again\n"
+    assert run("dlq", "redrive", url, letter["id"]).out == "1 dead letter redriven\n"
     [again] = run("subscribe", url, "undertaker", "died", "--no-follow", "--json").json_lines
     assert again["data"] == {"n": 1}
     assert run("dlq", url, "-s", "undertaker").out == "no dead letters\n"
@@ -210,7 +210,7 @@ def test_a_token_opens_the_door(serve, run, tokens, monkeypatch):
     stranger = run("publish", url, "orders.new", "1")
     assert (stranger.code, stranger.out) == (3, "")
     assert stranger.err.splitlines() == [
-        f"error: {url}: this server wants a token",
+        f"error: {url}: this server requires a token",
         "next: Pass --token, or set HEADWATER_TOKEN; on the server's machine, headwater token create makes one",
     ]
     assert "the token is unknown or expired" in run("topics", url, "--token", "hw_wrong").err
@@ -316,5 +316,5 @@ def test_a_token_that_manages_some_topics_handles_their_dead_letters(serve, run,
     listed = run("dlq", *of_orders, "--json")
     assert ([letter["id"] for letter in listed.items], listed.err) == ([1], "")
     redriven = run("dlq", "redrive", *of_orders, 1)
-    assert (redriven.out, redriven.err) == ("1 dead letter on the way again\n", "")
+    assert (redriven.out, redriven.err) == ("1 dead letter redriven\n", "")
     assert "there is no subscription 'biling'" in run("dlq", *of_orders, "--subscription", "biling").err

@@ -152,7 +152,7 @@ def test_restore_at_a_time_that_has_no_version(store: ReplicaStore, directory: P
     too_old = run("replica", "restore", directory, "shop/app.db", target, "--at", iso(FIRST_MS - 1))
     assert (too_old.code, "The oldest is version 1, pushed" in too_old.err) == (2, True)
     for name, at, why in (
-        ("shop/app.db@1", "now", "a version and a time"),
+        ("shop/app.db@1", "now", "--at and a version exclude each other"),
         ("shop/app.db", "noon", "must be a time"),
         ("shop/app.db", "2999-01-01", "a time that has come"),
     ):
@@ -287,7 +287,7 @@ def test_a_version_without_a_hash_is_whole_and_not_proved(store: ReplicaStore, d
     ] * 3
     listed = run("replica", "log", directory, "shop/app.db")
     assert [line.split()[0] for line in listed.out.splitlines()] == ["version", "*4", "3", "2", "1"]
-    assert listed.err.startswith("* came without a hash")
+    assert listed.err.startswith("* pushed without a hash")
 
 
 def test_the_only_data_directory_here_need_not_be_named(

@@ -34,7 +34,7 @@ def test_log_restore_and_verify(run: Any, remote: str, tmp_path: Path) -> None:
         (1, "version 1"),
     ]
     assert "version 1" in run("replica", "log", remote, "--before", 2).out
-    assert "not about @1" in run("replica", "log", f"{remote}@1").err
+    assert "not @1" in run("replica", "log", f"{remote}@1").err
     target = tmp_path / "restored.db"
     assert run("replica", "restore", f"{remote}@1", target).out.startswith("restored version 1 of ")
     assert run("replica", "restore", remote, target).code == 2  # it is there already

@@ -64,7 +64,7 @@ def test_flags_arrive(serve, path: Path):
     [
         (["--port", "eight"], "--port: must be a whole number, not 'eight'", "The default is 8765"),
         (["--limits-brust", "3"], "--limits-brust: there is no key limits.brust", "Did you mean --limits-burst?"),
-        (["--limits-burst"], "--limits-burst wants a value", "headwater serve --help"),
+        (["--limits-burst"], "--limits-burst needs a value", "headwater serve --help"),
         (["--xyzzy"], "No such option: --xyzzy", "headwater serve --help"),
         (
             ["--host", "0.0.0.0"],

@@ -100,7 +100,7 @@ def test_dry_moves_nothing(run: Any, url: str, app: Path, tmp_path: Path) -> Non
     [
         (["app.db", "ws://host"], "namespace"),
         (["app.db", "http://host/ns/app.db"], "ws://"),
-        (["ws://host/a/b", "ws://host/c/d"], "one of the two is a file"),
+        (["ws://host/a/b", "ws://host/c/d"], "source or target must be a file"),
         (["app.db", "ws://host/ns/app.db@latest1"], "latest1"),
         (["app.db", "ws://host/ns/..", "--dry"], "name"),
         (["app.db", "ws://host/ns/app.db", "--waitIdle", "3s"], "--wait-idle is for --subscribe"),

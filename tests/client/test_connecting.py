@@ -350,7 +350,7 @@ async def test_no_answer_in_time_says_what_may_have_happened(serve: Any, proxy_t
             assert "id" in raised.value.next
             with pytest.raises(RequestTimeoutError) as raised:
                 await log.last_seq()
-            assert raised.value.next == "To be safe, ask again"
+            assert raised.value.next == "To be safe, call again"
             proxy.heal()
             proxy.reset()
             assert await log.last_seq() == 1  # it had been done

@@ -19,6 +19,8 @@ FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--mute-audio", "--no-first-run"),
     *("--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--disable-extensions", "--remote-debugging-port=0"),
+    # All pages in one process: to start another takes longer than most tests do.
+    *("--renderer-process-limit=1", "--disable-site-isolation-trials"),
 ]
 
 
@@ -45,10 +47,9 @@ class Browser:
         self._wire = Wire(self._socket.enter_context(connection))
 
     def open(self, url: str) -> Page:
-        context = self._wire.call("Target.createBrowserContext")["browserContextId"]  # nothing left of other tests
-        target = self._wire.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        target = self._wire.call("Target.createTarget", url="about:blank")["targetId"]
         session = self._wire.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        return Page(self._wire, session, context, url)
+        return Page(self._wire, session, target, url)
 
     def close(self) -> None:
         self._wire.call("Browser.close")
@@ -81,8 +82,8 @@ class Wire:
 
 
 class Page:
-    def __init__(self, wire: Wire, session: str, context: str, url: str) -> None:
-        self._wire, self._session, self._context = wire, session, context
+    def __init__(self, wire: Wire, session: str, target: str, url: str) -> None:
+        self._wire, self._session, self._target = wire, session, target
         for domain in ("Page", "Runtime", "Log"):
             self.command(f"{domain}.enable")
         self.command("Page.navigate", url=url)
@@ -138,4 +139,4 @@ class Page:
         return [*self.events("Runtime.exceptionThrown"), *logged]
 
     def close(self) -> None:
-        self._wire.call("Target.disposeBrowserContext", browserContextId=self._context)
+        self._wire.call("Target.closeTarget", targetId=self._target)

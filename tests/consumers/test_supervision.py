@@ -17,7 +17,7 @@ import headwater
 from headwater import Reject
 from headwater.errors import HeadwaterError, LeaseLostError, SubscriptionMismatchError
 
-GIVES_A_COROUTINE = "InvalidOptionError: it gives a coroutine, which no thread runs. Open the log for asyncio"
+GIVES_A_COROUTINE = "InvalidOptionError: it returns a coroutine. Open the log for asyncio"
 
 
 def declare(api: Api, log: Any, body: Callable[[Any], None], *, id: str = "h", **options: Any) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from lake_world import spark_of
 from pyspark.sql import SparkSession
 
 import headwater
+from headwater.cli import demo as story
 from headwater.cli import main, pipeline
 
 Call = Callable[..., tuple[int, str, str]]
@@ -94,3 +98,36 @@ def test_run_query_replay_audit(call: Call, both: tuple[object, ...], tmp_path: 
     assert (code, broken["whole"], len(broken["files_missing"])) == (1, False, 1)
     assert broken["missing"]
     assert broken["page"] == str(tmp_path / "lake" / "audit.html")
+
+
+DEMO_PARTS = 8
+
+
+def test_the_demo_with_the_lake_leaves_all_of_it_to_look_at(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lake of two days instead of two weeks. That the demo runs commands as processes is tested where it runs
+    without Spark, with what the other parts show."""
+    for name in ["kill_and_resume", "dead_letter_and_redrive", "insert_with_sql", "serve_and_kill", "restore_replica"]:
+        monkeypatch.setattr(story, name, lambda narrator, folder: narrator.check(True, "something"))
+    monkeypatch.setattr(story, "publish_traffic", partial(story.publish_traffic, messages=2_000, days=4))
+
+    def command_here(narrator: story.Narrator, folder: Path, *arguments: str) -> str:
+        monkeypatch.chdir(folder)
+        with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()):
+            assert main([*arguments, "--json"]) == 0
+        return out.getvalue()
+
+    monkeypatch.setattr(story, "command", command_here)
+    here = tmp_path / "here"
+    assert main(["demo", "--dir", str(here)]) == 0
+    shown, errors = capsys.readouterr()
+    assert errors == ""
+    assert re.search("✓ the lake is whole", shown)
+    assert f"{DEMO_PARTS}/{DEMO_PARTS}" in shown
+    assert len(re.findall(r"^     \d+\.\d s$", shown, re.M)) == DEMO_PARTS
+    assert "✗" not in shown
+    for name in ("events.db", "returns.jsonl", "lake/report.html", "lake/audit.html"):
+        assert (here / name).is_file(), name
+    assert main(["subscriptions", str(here / "events.db")]) == 0
+    assert str(here / "events.db") in (here / "next-steps.txt").read_text()

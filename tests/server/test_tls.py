@@ -128,6 +128,19 @@ async def test_a_slow_consumer_is_bounded_over_tls_as_well(serve_tls: Serve, aut
         assert await slow.delivered_seqs(200) == list(range(1, 201))
 
 
+async def test_a_connection_that_is_being_closed_can_be_flushed(serve_tls: Serve, authority: trustme.CA) -> None:
+    """A second `close` would take its TLS from asyncio's transport, and the size of its buffer would be an error."""
+    async with serve_tls("memory:") as server, connect(server, ssl=trusting(authority)):
+        [connection] = server.connections
+        transport = connection._transport
+        connection.close(1000, "the end")
+        async with asyncio.timeout(PATIENCE_S):
+            while not transport._transport.is_closing():
+                await turn()
+        transport.eof_received()
+        assert transport.buffered_bytes() >= 0
+
+
 async def test_beyond_the_limit_no_connection_slips_in_over_tls(serve_tls: Serve, authority: trustme.CA) -> None:
     """A refusal would cost a handshake, so there is none."""
     async with serve_tls("memory:", limits_connections=1) as server, connect(server, ssl=trusting(authority)):

@@ -246,10 +246,10 @@ def test_a_file_that_others_may_use_is_refused(file: TokenFile, path: Path, mode
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "makes no sense"),
-        (b"hw_x", "makes no sense"),
-        (b"[]", "makes no sense"),
-        (b"\xff\xfe", "makes no sense"),
+        (b"", "is not valid"),
+        (b"hw_x", "is not valid"),
+        (b"[]", "is not valid"),
+        (b"\xff\xfe", "is not valid"),
         (b'{"version": 1}', "tokens"),
         (b'{"tokens": []}', "version"),
         (b'{"version": 1, "tokens": [], "more": 1}', "more"),
@@ -333,7 +333,7 @@ def test_what_made_no_sense_in_version_1_makes_none_now(file: TokenFile, path: P
     document = json.loads(path.read_text())
     document["tokens"][0] |= {"scopes": {}, **changes}
     path.write_text(json.dumps({**document, "version": 1}))
-    with pytest.raises(InvalidConfigurationError, match="makes no sense"):
+    with pytest.raises(InvalidConfigurationError, match="is not valid"):
         file.load()
 
 

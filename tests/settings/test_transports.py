@@ -132,7 +132,7 @@ def test_without_a_server_no_tokens_are_needed(load):
         ("[messages.Memo]\ntransports = 'a'", "headwater.toml, messages.Memo.transports", "must be a list, not 'a'",
          "The default is []"),
         ("[messages.Memo]\ntransports = ['a', 'a']", "headwater.toml, messages.Memo.transports",
-         "a name stands in it twice", "Keep one of them"),
+         "a name is in it twice", "Keep one of them"),
         ("[messages.Memo]\ntransport = ['a']", "headwater.toml, messages.Memo.transport", "there is no such key",
          "Did you mean transports?"),
         # fine one by one

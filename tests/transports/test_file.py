@@ -172,7 +172,7 @@ def test_room_without_content_is_cut_off(path: Path, open_file: OPEN, make: MAKE
 
 def test_a_file_of_another_program_is_not_changed(path: Path, open_file: OPEN) -> None:
     path.write_text("Dear diary")
-    with pytest.raises(TransportFailedError, match="none of ours; nothing was changed"):
+    with pytest.raises(TransportFailedError, match="not Headwater's; nothing was changed"):
         open_file()
     assert path.read_text() == "Dear diary"
 

@@ -198,7 +198,7 @@ def test_a_base_handles_all_that_is_made_of_it_under_a_pattern(base, log):
         pass
 
     seen = Seen()
-    with pytest.raises(InvalidOptionError, match=r'class Order: it has no topic to subscribe to\. Say pattern="…"'):
+    with pytest.raises(InvalidOptionError, match=r'class Order: it has no topic to subscribe to\. Pass pattern="…"'):
         Order.on(log)
 
     @Order.on(log, id="all", pattern="orders.>")
@@ -292,7 +292,7 @@ def test_handlers_that_cannot_be_called_are_refused(placed, log, handler, why):
 
 
 def test_impossible_declarations_are_refused(placed, log):
-    with pytest.raises(InvalidOptionError, match="it is for no class"):
+    with pytest.raises(InvalidOptionError, match="no class is named"):
         on(log, "x")
     with pytest.raises(InvalidOptionError, match="others is 'reject' or 'skip', not 'keep'"):
         placed.on(log, others="keep")

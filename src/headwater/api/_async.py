@@ -618,8 +618,9 @@ class AsyncLog(AsyncOnly, Hinting):
         """Declare a handler. It runs once `start()` or `run()` is called, or at once if one of them was called before.
         `id` names its durable subscription; only an ephemeral handler needs none. `concurrency`: messages that it
         handles at a time; by default one, or, in a shared subscription, as many as `headwater worker --threads` says.
-        With a `dedupe` queue, a message that was handled before and is delivered again is acked without a call. The
-        other options are those of `subscribe`."""
+        With `auto_ack=False` a return does not ack: the handler acks each message itself. `on_gap` is called with each
+        `Gap`. With a `dedupe` queue, a message that was handled before and is delivered again is acked without a call.
+        The other options are those of `subscribe`."""
         if callable(pattern):
             raise InvalidOptionError(
                 "@log.on is used without its pattern", next='Write @log.on("orders.>", id="billing")'

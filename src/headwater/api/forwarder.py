@@ -125,10 +125,10 @@ class Forwarder:
     """Feeds a transport from a durable, exclusive subscription: `start()` and `stop()`, or `run()` until stopped.
 
     A batch is sent when it is full or has waited for `wait`, and acked when the transport has accepted it. While the
-    target is away the forwarder keeps the batch and retries after a backoff, without limit; no attempt is counted. A
-    message that the target refuses while others get through is sent alone, up to `max_attempts` times, and then
-    dead-lettered. A forwarder that is killed in between sends a batch again; a target that recognises ids stores it
-    once. The other options are those of the subscription.
+    target is unreachable, the forwarder keeps the batch and retries after a backoff, without limit; no attempt counts.
+    A message that the target refuses while it accepts others is sent alone, up to `max_attempts` times, and then
+    dead-lettered. A forwarder that was killed sends its batch again; a target that recognises ids stores it once. The
+    other options are those of the subscription.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Forwarder:
     # --- for users ----------------------------------------------------------------------------------------------
 
     def start(self, *, once: bool = False) -> None:
-        """Run on a thread of its own. After a stop, make another forwarder; it continues where this one ended."""
+        """Run on a thread of its own. A stopped forwarder cannot be started again; a new one continues after it."""
         if self._thread is not None:
             raise InvalidStateError("this forwarder has been started already", where=self.id, next="Make another one")
         self._thread = threading.Thread(
@@ -229,8 +229,8 @@ class Forwarder:
             logger.exception("forwarder %s stopped", self.id)
 
     def run(self, *, once: bool = False) -> None:
-        """Forward until `stop()`. With `once`, until all messages are forwarded that are in the log now; if the target
-        is away, it raises a TransportError when the circuit opens, and the rest waits in the log."""
+        """Forward until `stop()`; with `once`, until all messages stored now are forwarded. With `once` an unreachable
+        target raises TransportError when the circuit opens, and the other messages stay in the log."""
         try:
             while not self._stopping.is_set():
                 try:
@@ -249,14 +249,14 @@ class Forwarder:
             self._become("stopped" if self._failure is None else "failed")
 
     def stop(self, timeout: float | None = None) -> None:
-        """Let it finish the batch it is sending, and release the rest. If it had failed, this raises the reason."""
+        """Stop after the batch that is being sent, and release the rest. Raises the error that ended it, if any."""
         self.ask_to_stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         self._raise_failure()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for it to end by itself; False if it runs after `timeout` seconds. Raises the error that ended it."""
+        """Wait until it ends; False if it still runs after `timeout` seconds. Raises the error that ended it."""
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():

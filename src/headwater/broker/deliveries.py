@@ -89,7 +89,7 @@ def unknown(id: str) -> UnknownSubscriptionError:
     return UnknownSubscriptionError(
         f"there is no subscription {id!r}",
         where=id,
-        next="List those there are: `headwater subscriptions LOG`",
+        next="`headwater subscriptions LOG` lists them",
     )
 
 

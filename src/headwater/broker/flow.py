@@ -270,7 +270,7 @@ def _block_on(step: Step) -> Any:
             outcome = step.function(step.argument)
             if outcome is not None and inspect.iscoroutine(outcome):
                 outcome.close()
-                raise InvalidOptionError("it gives a coroutine, which no thread runs", next="Open the log for asyncio")
+                raise InvalidOptionError("it returns a coroutine", next="Open the log for asyncio")
         except BaseException as exc:
             return exc
         return None

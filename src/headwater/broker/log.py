@@ -98,7 +98,7 @@ class LocalLog:
     @property
     def remote(self) -> RemoteVerbs:
         raise InvalidStateError(
-            "there is no connection: the log is in this process", where=self.name, next="Open ws://…"
+            "there is no connection: the log is in this process", where=self.name, next="Open a server: ws://…"
         )
 
     # --- publishing ---------------------------------------------------------------------------------------------

@@ -149,7 +149,9 @@ def declare_schedule(
             allow(stored.schedule)
         if stored is None and len(writer.leases(PREFIX)) >= SCHEDULES_MAX:
             raise InvalidOptionError(
-                f"the log has {SCHEDULES_MAX:,} schedules already", where=schedule.id, next="headwater schedules rm"
+                f"the log has {SCHEDULES_MAX:,} schedules already",
+                where=schedule.id,
+                next="Remove one: headwater schedules rm LOG ID",
             )
         if stored is None or last_ms is None or not stored.schedule.is_same_timetable(schedule):
             last_ms = engine.clock.now_ms()

@@ -6,6 +6,7 @@ import glob
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
@@ -164,11 +165,14 @@ def require_log(path: str) -> str:
         beside = glob.glob("*.db", root_dir=os.path.dirname(file) or ".")
         near = get_close_matches(os.path.basename(file), beside, 1, 0.8)
         next = f"Did you mean {os.path.join(os.path.dirname(file), near[0])}?" if near else ""
-        raise InvalidOptionError(
-            f"there is no log {file}", next=next or f"Publish to it first: headwater publish {file} TOPIC DATA"
-        )
+        if not next and looks_like_log(path):
+            next = f"Check the name, or create the log: headwater publish {shlex.quote(file)} TOPIC DATA"
+        elif not next:
+            next = "LOG is the first argument: name a file like events.db, or set HEADWATER_LOG"
+        raise InvalidOptionError(f"there is no log {file}", next=next)
     if os.path.isfile(file) and os.stat(file).st_size == 0:
-        raise NotALogError("the file is empty", where=file, next=f"Make it a log: headwater publish {file} TOPIC DATA")
+        next = f"Make it a log: headwater publish {shlex.quote(file)} TOPIC DATA"
+        raise NotALogError("the file is empty", where=file, next=next)
     return file
 
 
@@ -207,7 +211,7 @@ def parse_start(text: str, name: str = "--start") -> Start:
         return parse_time(text, name, datetime.now().astimezone())
     except InvalidOptionError:
         next = f"Write {START_HELP}"
-        raise InvalidOptionError(f"{name} is no place in a log: {text[:40]!r}", next=next) from None
+        raise InvalidOptionError(f"{name} is not a position: {text[:40]!r}", next=next) from None
 
 
 # --- LOG and its default ----------------------------------------------------------------------------------------------

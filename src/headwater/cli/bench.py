@@ -116,7 +116,9 @@ def _url_in(line: bytes) -> str:
         url: str = msgspec.json.decode(line)["url"]
     except (msgspec.DecodeError, KeyError) as exc:
         output = line.decode(errors="replace").strip() or "no output"
-        raise UnreachableError(f"the server did not start: {output}", next="Try it by hand: headwater serve") from exc
+        raise UnreachableError(
+            f"the server did not start: {output}", next="`headwater serve` shows whether a server starts here"
+        ) from exc
     return url
 
 

@@ -12,10 +12,10 @@ from typer.core import TyperCommand, TyperGroup
 from headwater.cli.main import show_version
 
 _EXITS = (
-    "[dim]Ends with 0 if all went well; 1 if a check found something; 2 if the call or its input cannot be used; "
-    "3 if the log refused (locked, full, not a log, held elsewhere, not reached); 130 when interrupted. "
-    "With --json a command prints one object, with lists under items; one that goes on prints an object a line, and "
-    "an error is an object too, the last line of stderr. HEADWATER_DEBUG=1 shows tracebacks.[/]"
+    "[dim]Exit codes: 0 success; 1 a check found a problem; 2 invalid arguments or input; 3 the log, a server or the "
+    "disk refused, or could not be reached; 130 interrupted. With --json a command prints one object, with lists under "
+    "items; a command that follows prints one object a line. An error is then an object too, the last line of stderr. "
+    "HEADWATER_DEBUG=1 shows tracebacks.[/]"
 )
 
 # By help panel, the name of each command, `module:name` of its function or Typer below headwater.cli, and its help. The
@@ -24,12 +24,18 @@ _PANELS = {
     "Messages": {
         "publish": ("messages:publish", "Publish a message, or many from JSON lines."),
         "subscribe": ("messages:subscribe", "Begin or resume a durable subscription and print its messages."),
-        "tail": ("messages:tail", "Print messages without a subscription: nothing is acked, nothing is kept."),
+        "tail": ("messages:tail", "Print messages without a subscription: no acks, no position."),
         "import": ("messages:import_", "Import messages with their own times from JSON lines, each line once."),
         "serve": ("serve:serve", "Serve a log: JSON-RPC over WebSocket, metrics and health, on one port."),
         "worker": ("worker:worker", "Run the handlers and schedules of a module, in processes of their own."),
-        "forward": ("forward:forward", "Forward messages to another system; the next run continues after the last."),
-        "pipeline": ("pipeline:pipeline", "The history of a log as Delta tables, made and queried on Apache Spark."),
+        "forward": (
+            "forward:forward",
+            "Forward messages to another system; the next run continues where this one ended.",
+        ),
+        "pipeline": (
+            "pipeline:pipeline",
+            "The history of a log as Delta tables, written and queried with Apache Spark.",
+        ),
     },
     "Inspect": {
         "topics": ("inspect:topics", "List the topics of a log with their counts and sizes."),
@@ -40,11 +46,11 @@ _PANELS = {
         "schema": ("inspect:schema", "Write the message classes of a module as JSON Schemas or as AsyncAPI."),
     },
     "Operate": {
-        "dlq": ("dead_letters:dlq", "Dead letters: messages that a subscription gave up on."),
+        "dlq": ("dead_letters:dlq", "Dead letters: messages that failed, with their errors."),
         "schedules": ("schedules:schedules", "Schedules: messages that are published at set times."),
         "retention": ("retention:retention", "Retention: how much history is kept, by topic pattern."),
-        "replica": ("replica:replica", "Replicas: databases that a server keeps by pages, with their versions."),
-        "sync": ("sync:sync", "Make TARGET equal to SOURCE, moving only the pages that differ."),
+        "replica": ("replica:replica", "Replicas: SQLite databases that a server keeps, with their versions."),
+        "sync": ("sync:sync", "Make TARGET equal to SOURCE; only the pages that differ are transferred."),
         "token": ("tokens:token", "Tokens: the rights to use a server."),
         "config": ("config:config", "The configuration: headwater.toml, HEADWATER_… variables, flags."),
         "doctor": ("doctor:doctor", "Examine a log and its machine; each finding says what to do next."),

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from headwater.ports.records import DeadLetter
 
 Ids = Annotated[list[int] | None, argument("ID", "Dead letters by id.")]
-DryRun = Annotated[bool, flag("Change nothing; tell what would be done.")]
-All = Annotated[bool, flag("All of them; needed if nothing else selects.", "--all")]
+DryRun = Annotated[bool, flag("Show what would change, and change nothing.")]
+All = Annotated[bool, flag("All dead letters; required if no id and no filter is given.", "--all")]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Conditions(Shared):
 
 dlq = Group(
     cls=ListsByDefault,
-    help="Dead letters: messages that a subscription gave up on.\n\n[dim]List:[/]  headwater dlq events.db",
+    help="Dead letters: messages that failed, with their errors.\n\n[dim]List:[/]  headwater dlq events.db",
 )
 
 Id = Annotated[int, argument("ID", "The dead letter.")]
@@ -105,7 +105,7 @@ _COLUMNS: dict[str, Callable[[DeadLetter], str | Text]] = {
 
 @dlq.command("show")
 def show(path: LogName, id: Id, as_json: AsJson = False) -> None:
-    """Show one dead letter whole: the message, the error, the stack."""
+    """Show one dead letter: its message, error and stack."""
     with existing_log(path) as log:
         letter = log.dead_letters.get(id)
     if as_json:
@@ -150,7 +150,7 @@ def statistics(path: LogName, conditions: Conditions, as_json: AsJson = False) -
     if as_json:
         write_document(found)
         return
-    say(f"{plural(found.total, 'dead letter')}, {found.redriving:,} on their way again")
+    say(f"{plural(found.total, 'dead letter')}, {found.redriving:,} being redriven")
     for name in ("reason", "subscription", "topic", "type", "error"):
         counts: dict[str, int] = getattr(found, f"by_{name}")
         if any(counts):  # the empty key alone counts those without a type or an error
@@ -184,7 +184,7 @@ def redrive(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver dead letters again to the subscription they died in.
+    """Deliver dead letters to their subscription again.
 
     A dead letter stays until its redelivery is acked.
 
@@ -198,7 +198,7 @@ def redrive(
         write_document(done)
     else:
         number = plural(done.redriven, "dead letter")
-        say(f"{number} would be redriven" if dry_run else f"{number} on the way again")
+        say(f"{number} would be redriven" if dry_run else f"{number} redriven")
         for id, why in done.failed.items():
             note(f"dead letter {id} {'would stay' if dry_run else 'stays'}: {why}")
     if done.failed:
@@ -232,7 +232,7 @@ def purge(
 def export(
     path: LogName,
     conditions: Conditions,
-    out: Annotated[str | None, option("FILE", "Into a file, not to stdout.", "-o")] = None,
+    out: Annotated[str | None, option("FILE", "The output file, instead of stdout.", "-o")] = None,
     as_json: Annotated[bool, flag("The default: one JSON object a line.", "--json")] = False,
 ) -> None:
     """Write dead letters as JSON lines; they stay in the log. `dlq import` reads them."""

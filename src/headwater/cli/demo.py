@@ -65,12 +65,12 @@ def demo(
 ) -> None:
     """Show the whole system in about a minute, with real processes, checked as it goes.
 
-    A log and a crash, dead letters, SQL, a server with its console, a replica
-    restored, forwarding, and a lake on Spark with its audit and report.
+    It shows a log and a crash, dead letters, SQL, a server with its console, a
+    restored replica, forwarding, and a lake on Spark with its audit and report.
     Without the extra spark it leaves out the lake and says so.
 
-    Ends with 0 only if everything it says was checked to be true, and with 1
-    at the first claim that is not. Its files and the next commands stay.
+    Exits with 0 if all its claims were checked and hold, and with 1 at the first
+    that does not. Its files stay, for the commands that it suggests at the end.
     """
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         result = run(directory)
@@ -839,7 +839,7 @@ class Narrator:
         self._print("   ✗ ", claim, "bold red")
         for line in why.splitlines():
             self.copyable(f"     {line}", "red")
-        next = "The files stay as they were then; headwater demo begins anew"
+        next = "The files stay for inspection; run headwater demo again to start over"
         raise DemoFailed(f"a claim does not hold: {claim}", where=str(self._folder), next=next)
 
     def _print(self, lead: str, text: str, style: str) -> None:

@@ -60,7 +60,7 @@ def doctor(
     Of a log behind a server, what the server reports is examined; its disk and
     processes are examined only on the server's own machine.
 
-    Ends with 1 if something is wrong.
+    Exits with 1 if a finding is a problem.
     """
     age_ms_max = parse_duration(age_max, "--max-age").total_seconds() * 1000
     file: str | None

@@ -48,8 +48,8 @@ def forward(
     id: Annotated[str | None, option("ID", "The subscription's name; by default derived from TARGET.")] = None,
     batch: Annotated[int, option("N", "Send up to N at a time.", min=1, max=5_000)] = 100,
     wait: Annotated[str, option("SPAN", f"How long a batch may wait for more: {DURATION_HELP}.")] = "5s",
-    once: Annotated[bool, flag("End when the messages that are there now are forwarded.")] = False,
-    start: Annotated[str, option("START", f"Where a new one begins: {START_HELP}.")] = "first",
+    once: Annotated[bool, flag("Exit when all messages stored at the start are forwarded.")] = False,
+    start: Annotated[str, option("START", f"Where a new subscription begins: {START_HELP}.")] = "first",
     where: Where = None,
     dialect: Dialect = "nats",
     target_token: Annotated[
@@ -57,7 +57,7 @@ def forward(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forward messages to another system; the next run continues after the last.
+    """Forward messages to another system; the next run continues where this one ended.
 
     [dim]To Redis:[/]   headwater forward events.db redis://localhost/0
     [dim]To files:[/]   headwater forward events.db file:///var/copies/events.jsonl
@@ -65,8 +65,8 @@ def forward(
 
     While the target is unreachable, messages wait in the log. A target that
     recognises ids stores each message once. A message that the target refuses
-    while it accepts others becomes a dead letter. Ctrl-C or SIGTERM ends it
-    after the current batch.
+    while it accepts others becomes a dead letter. Ctrl-C or SIGTERM stops the
+    command after the current batch.
     """
     from headwater.api.forwarder import BACKOFF_S, Forwarder
     from headwater.delivery.circuit import BreakerPolicy

@@ -104,8 +104,8 @@ def stats(path: LogName, as_json: AsJson = False) -> None:
         ("log", file_of(path) if is_file(path) else file),
         ("messages", f"{found.messages:,} of {format_size(found.bytes)} in {plural(len(found.topics), 'topic')}"),
         ("last seq", count(found.last_seq)),
-        ("subscriptions", f"{len(found.subscriptions):,}, {held} held, {plural(lag, 'message')} to go"),
-        ("dead letters", f"{letters.total:,}, {letters.redriving:,} on their way again"),
+        ("subscriptions", f"{len(found.subscriptions):,}, {held} held, a lag of {plural(lag, 'message')}"),
+        ("dead letters", f"{letters.total:,}, {letters.redriving:,} being redriven"),
         ("retention", plural(len(policies), "policy", "policies")),
     ]
     if sizes:  # the sizes of a server's files are not seen from here
@@ -152,8 +152,8 @@ Id = Annotated[str, argument("ID", "The subscription.", offers="subscription")]
 def list_subscriptions(path: LogName, as_json: AsJson = False) -> None:
     """List the subscriptions of a log.
 
-    dead and gaps count since a subscription was made: a redrive does not lower
-    them. The dead letters that are there now: headwater dlq events.db
+    The columns dead and gaps count from the creation of the subscription; a
+    redrive does not lower them. The present dead letters: headwater dlq events.db
     """
     with existing_log(path) as log:
         infos = log.subscriptions()
@@ -172,10 +172,9 @@ def remove(path: LogName, id: Id, as_json: AsJson = False) -> None:
 
 @subscriptions.command("pause")
 def pause(path: LogName, id: Id, as_json: AsJson = False) -> None:
-    """Deliver nothing of a subscription until it is resumed.
+    """Pause a subscription: no process gets its messages until it is resumed.
 
-    It keeps its position, in every process. Messages in flight may still be
-    settled.
+    It keeps its position. Messages in flight may still be settled.
     """
     with existing_log(path) as log:
         log.pause(id)
@@ -185,7 +184,7 @@ def pause(path: LogName, id: Id, as_json: AsJson = False) -> None:
 
 @subscriptions.command("resume")
 def resume(path: LogName, id: Id, as_json: AsJson = False) -> None:
-    """Deliver again, from where a pause stopped."""
+    """Resume a paused subscription; delivery continues where it stopped."""
     with existing_log(path) as log:
         log.resume(id)
         lag = log.subscription(id).lag
@@ -202,17 +201,15 @@ def seek(
 ) -> None:
     """Move a subscription to another place in the log.
 
-    START and what comes after it is delivered, again if need be; all before
-    it counts as done.
+    Messages from START on are delivered, even if they were before; all
+    earlier ones count as settled. The subscription must have no holder.
 
     [dim]Replay the last hour:[/]  headwater subscriptions seek events.db billing -1h
-
-    Only while it has no holder.
     """
     given = [each for each in (place, start) if each is not None]
     if len(given) != 1:
         why = "START is given twice" if given else "where to?"
-        raise InvalidOptionError(why, next=f"Name one place: {START_HELP}")
+        raise InvalidOptionError(why, next=f"Name one START: {START_HELP}")
     wanted = parse_start(given[0], "START")
     with existing_log(path) as log:
         position = log.seek(id, wanted)
@@ -224,9 +221,11 @@ def seek(
 def lag(
     path: LogName,
     id: Annotated[str | None, argument("ID", "One subscription.", offers="subscription")] = None,
-    at_most: Annotated[int | None, option("N", "End with 1 if one is further behind.", "--max-lag", min=0)] = None,
+    at_most: Annotated[
+        int | None, option("N", "Exit with 1 if a subscription is further behind.", "--max-lag", min=0)
+    ] = None,
     age_max: Annotated[
-        str | None, option("SPAN", f"End with 1 if one has waited longer: {DURATION_HELP}.", "--max-age")
+        str | None, option("SPAN", f"Exit with 1 if a message has waited longer: {DURATION_HELP}.", "--max-age")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -234,11 +233,14 @@ def lag(
 
     [dim]As an alarm:[/]  headwater lag events.db --max-lag 1000 --max-age 5m
 
-    lag is the number of messages that match and are not acked yet. Of these, in
-    flight are delivered and not acked, and waiting are those that failed and
-    wait for their next attempt. oldest is the age of the oldest of them.
-    position is the seq up to which all is settled. With a lag of 0 it can be less
-    than the last seq of the log, which then belongs to a topic that does not match.
+    lag        messages that match and are not settled
+    in flight  of these, delivered and not settled
+    waiting    of these, failed and due for another attempt later
+    oldest     the age of the oldest of them
+    position   the seq up to which all messages are settled
+
+    With a lag of 0, the position can be below the last seq of the log: the
+    messages in between do not match the pattern.
     """
     age_ms_max = None if age_max is None else parse_duration(age_max, "--max-age").total_seconds() * 1000
     with existing_log(path) as log:
@@ -345,8 +347,8 @@ class Rates(NamedTuple):
 
 def top(
     path: LogName,
-    once: Annotated[bool, flag("Measure one interval, print it and end.")] = False,
-    interval: Annotated[float, option("SECONDS", "Between two samples.", "-i", min=0.1, max=3600)] = 1.0,
+    once: Annotated[bool, flag("Print one interval and exit.")] = False,
+    interval: Annotated[float, option("SECONDS", "The time between two samples.", "-i", min=0.1, max=3600)] = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Watch a log live: messages per second by topic, lag by subscription.
@@ -507,7 +509,8 @@ def schema(
     module: Annotated[str, argument("MODULE", "A Python module, like shop.events.")],
     format: Annotated[Literal["json-schema", "asyncapi"], flag("What to write.")] = "json-schema",
     output: Annotated[
-        str | None, option("FILE", "Write it there; into a directory, a file for each schema.", "--out", "-o")
+        str | None,
+        option("FILE", "The output file; for JSON Schemas a directory, with a file for each.", "--out", "-o"),
     ] = None,
     title: Annotated[str, option("TEXT", "Title of an AsyncAPI document.")] = "Events",
     api_version: Annotated[str, option("TEXT", "Version of an AsyncAPI document.")] = "1.0.0",
@@ -558,7 +561,7 @@ def _import(module: str) -> ModuleType:
     except ModuleNotFoundError as exc:
         missing = exc.name or module
         if module == missing or module.startswith(f"{missing}."):
-            next = "Name it as in an import, without .py; it is looked for here and where Python looks"
+            next = "Name it as in an import, without .py; this directory and Python's path are searched"
         else:
             next = f"It imports {missing}: install that, or run this where it is"
         raise InvalidOptionError(f"there is no module {missing!r}", where=module, next=next) from exc

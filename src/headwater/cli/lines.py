@@ -282,7 +282,7 @@ def import_file(path: str, file: str, name: str | None, *, as_json: bool) -> Non
         resumed_after = lines.skip(target.position, bar.read)
         tally = Tally("imported", lines=resumed_after)
         batches = lines.batches()
-        so_far = "Stored: the messages through line {}. Run the import again, it continues after that"
+        so_far = "Stored up to line {}. Run the import again to continue"
         with _telling(lambda exc: so_far.format(tally.lines)):
             while (batch := stop.wait_for(lambda: next(batches, None))) is not None:
                 _store(target, batch, lines.name, tally)

@@ -44,7 +44,7 @@ def publish(
     ] = None,
     file: Annotated[str | None, option("FILE", "Read JSON lines from a file, not stdin.")] = None,
     id: Annotated[
-        str | None, option("ID", "Your own id: a second message with it on the topic is not stored. For one message.")
+        str | None, option("ID", "An id: a second message with this id on the topic is not stored. For one message.")
     ] = None,
     header: Annotated[list[str] | None, option("NAME=VALUE", "A free header; repeatable.", "-H")] = None,
     from_: Annotated[str | None, option("SENDER", "The sender.")] = None,
@@ -53,7 +53,7 @@ def publish(
     correlation_id: Annotated[str | None, option("ID", "Connects a reply to its request.")] = None,
     type: Annotated[str | None, option("TYPE", "The type of the message, like OrderPlaced.")] = None,
     priority: Annotated[int | None, option("N", "Higher first, for subscriptions ordered by priority.")] = None,
-    delay: Annotated[str | None, option("SPAN", f"Deliver it this much later: {DURATION_HELP}.")] = None,
+    delay: Annotated[str | None, option("SPAN", f"Deliver it after this delay: {DURATION_HELP}.")] = None,
     ttl: Annotated[str | None, option("SPAN", "Expire it after this long.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -68,8 +68,8 @@ def publish(
     set the other options too (from, ttl, priority, …).
 
     Lines are stored in batches of up to 1,000, each all or none. A bad line
-    ends the command; the lines before it are published. When the command ends
-    with 0, everything is on disk.
+    ends the command; the lines before it are published. With exit code 0 all
+    messages are on disk.
     """
     if topic is not None and topic_option is not None:
         # With --topic, the place of TOPIC is DATA's.
@@ -178,7 +178,8 @@ def import_(
     path: LogName,
     file: Annotated[str, argument("FILE", "JSON lines, as tail --json prints them; - is stdin.")],
     name: Annotated[
-        str | None, option("NAME", "What the log remembers the file by, instead of its first line.")
+        str | None,
+        option("NAME", "The name of the import's position in the log; by default the first line of the file."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -191,10 +192,10 @@ def import_(
     headers and the other fields that tail --json prints. A message keeps its
     published_at and its id, and gets a new seq.
 
-    An import that was interrupted continues where it ended: run it again. The
-    log stores the position with the messages, so no line is stored twice. A
-    file that has grown is continued too. A bad line ends the import and is
-    named; batches of up to 1,000 lines are stored, each all or none.
+    Run an interrupted import again: it continues where it ended. The log stores
+    the position with the messages, so no line is stored twice. A file that has
+    grown is continued too. Lines are stored in batches of up to 1,000, each all
+    or none; a bad line ends the import, and the error names it.
 
     Behind a server this needs the rights publish and manage. The position is
     not stored there: lines are recognised by their ids, for as long as the
@@ -216,7 +217,7 @@ STEP_BACK_FACTOR = 8
 
 Pattern = Annotated[str, argument("PATTERN", "Topics: orders.new, orders.*, orders.>", offers="topic")]
 Where = Annotated[str | None, option("FILTER", 'Only messages that fit Headwater\'s filter, like "data.total > 100".')]
-Dialect = Annotated[Literal["nats", "amqp"], flag("How the pattern is spelled: * and > or * and #.")]
+Dialect = Annotated[Literal["nats", "amqp"], flag("The wildcards of the pattern: nats has * and >, amqp has * and #.")]
 
 
 @dataclass
@@ -239,10 +240,14 @@ def subscribe(
     mode: Annotated[
         Literal["exclusive", "shared"], flag("One holder at a time, or several that share the work.")
     ] = "exclusive",
-    start: Annotated[str, option("START", f"Where a new one begins: {START_HELP}.")] = "first",
-    count: Annotated[int | None, option("N", "End after N messages.", "-n", min=1)] = None,
-    follow: Annotated[bool, flag("Wait for more, or end when none is left.", "--follow/--no-follow", "-f")] = True,
-    ack: Annotated[bool, flag("Ack after printing, or give all back at the end.", "--ack/--no-ack")] = True,
+    start: Annotated[str, option("START", f"Where a new subscription begins: {START_HELP}.")] = "first",
+    count: Annotated[int | None, option("N", "Exit after N messages.", "-n", min=1)] = None,
+    follow: Annotated[
+        bool, flag("Wait for more messages, or exit when none is left.", "--follow/--no-follow", "-f")
+    ] = True,
+    ack: Annotated[
+        bool, flag("Ack each message after printing it, or release all at the end.", "--ack/--no-ack")
+    ] = True,
     batch: Annotated[int, option("N", "Print and ack N at a time: faster.", min=1, max=1_000)] = 1,
     *,
     selection: Selection,
@@ -253,9 +258,9 @@ def subscribe(
     [dim]Follow:[/]    headwater subscribe events.db billing 'orders.>'
     [dim]Take five:[/] headwater subscribe events.db billing 'orders.>' --count 5
 
-    Each message is acked when it is printed, so the next run goes on after
-    it. Take a few with --count rather than with | head: what is in the pipe
-    counts as printed. Ctrl-C releases the subscription.
+    Each message is acked when it is printed; the next run continues after it.
+    To take a few messages, use --count, not `| head`: messages in the pipe count
+    as printed. Ctrl-C releases the subscription.
     """
     options: dict[str, Any] = {"mode": mode, "start": parse_start(start), **vars(selection)}
     printer = MessagePrinter(as_json=as_json)
@@ -284,7 +289,7 @@ def _consume(
             try:
                 subscription.ack_many(printed)
             except LeaseLostError as exc:  # the reader of our output was slower than the ack wait
-                note(f"warning: {exc.why}; it comes again")
+                note(f"warning: {exc.why}; the message will be delivered again")
         printed.clear()
 
     arrived: list[headwater.ReceivedMessage] = []
@@ -316,16 +321,16 @@ def tail(
     selection: Selection,
     as_json: AsJson = False,
 ) -> None:
-    """Print messages without a subscription: nothing is acked, nothing is kept.
+    """Print messages without a subscription: no acks, no position.
 
     [dim]The last ten:[/]    headwater tail events.db
     [dim]The last hour:[/]   headwater tail events.db --start -1h
-    [dim]What comes now:[/]  headwater tail events.db 'orders.>' --start new
+    [dim]New messages:[/]    headwater tail events.db 'orders.>' --start new
     [dim]By content:[/]      headwater tail events.db --where "data.total > 100"
 
     --where compares fields of the message: data.x, topic, from, to, type,
-    headers.x, priority … with == != < <= > >= in contains starts with, joined
-    by and, or, not.
+    headers.x, priority, …; operators: == != < <= > >=, in, contains, starts
+    with; and, or, not and parentheses combine comparisons.
     """
     if start is None and last is None:
         last = LAST

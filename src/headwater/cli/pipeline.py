@@ -87,7 +87,7 @@ VACUUM_HOURS_MIN = 24
 BEHIND = "Bronze has more than these tables: headwater pipeline run brings them up to it."
 
 pipeline = Group(
-    help="The history of a log as Delta tables, made and queried on Apache Spark.\n\n"
+    help="The history of a log as Delta tables, written and queried with Apache Spark.\n\n"
     "[dim]Begin:[/]  headwater pipeline run events.db --lake ./lake"
 )
 _MAKE, _INSPECT, _OPERATE = "Make", "Inspect", "Operate"
@@ -184,7 +184,7 @@ def run(
     log: LogArgument,
     lake: LakeOption = "",
     continuous: Annotated[bool, flag("Follow the log until stopped.")] = False,
-    once: Annotated[bool, flag("Ingest what there is, and end. This is the default.")] = False,
+    once: Annotated[bool, flag("Ingest the stored messages, then exit; the default.")] = False,
     types: Annotated[
         Path | None, option("DIR", "JSON Schemas of message types: TYPE@VERSION.json. Default: LAKE/types.")
     ] = None,
@@ -270,13 +270,13 @@ def replay(
     options: SparkOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Publish messages from the lake into a log, in their old order.
+    """Publish messages from the lake into a log, in their original order.
 
     [dim]Look first:[/]  headwater pipeline replay events.db --where "priority > 5" --dry-run
 
-    The condition and the target identify a replay. One that was stopped
-    continues where it stopped; one that is done publishes nothing more. The id
-    of each message follows from its old id and the replay, so that none is
+    The condition and the target identify a replay. A replay that was stopped
+    continues where it stopped; a finished one publishes nothing more. The new id
+    of a message is derived from its old id and the replay, so no message is
     published twice. The header replayed_seq has the old seq.
     """
     if is_file(to):
@@ -301,7 +301,7 @@ def replay(
         return
     say(Text.assemble((f"{plural(done.published, 'message')} published", "green"), (f", replay {called}", "dim")))
     if not done.published:
-        note("this replay has published all that matches; --name another publishes it again")
+        note("this replay is finished; to publish the messages again, use another --name")
     if done.refused:
         note(f"{plural(done.refused, 'message')} left out: a log refuses such data")
 
@@ -327,7 +327,7 @@ def _show_choice(chosen: DataFrame, *, as_json: bool) -> None:
 
 @pipeline.command(rich_help_panel=_INSPECT)
 def status(lake: LakeOption = "", as_json: AsJson = False) -> None:
-    """Show what the lake holds, and how far it has come. Needs no Spark."""
+    """Show the tables of the lake and the last seq in it. Needs no Spark."""
     with opened_lake(lake) as opened:
         found = opened.status()
     if as_json:
@@ -362,12 +362,16 @@ def report(
     lake: LakeOption = "",
     out: Annotated[
         Path | None,
-        option("FILE", "Where to put it. Default: report.html in the lake, or here if the lake is a url.", "-o"),
+        option(
+            "FILE",
+            "The output file. Default: report.html in the lake, or in this directory if the lake is a url.",
+            "-o",
+        ),
     ] = None,
-    open_it: Annotated[bool, flag("Show it in the browser.", "--open")] = False,
+    open_it: Annotated[bool, flag("Open it in the browser.", "--open")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make one HTML page of the gold tables and the audit's verdict. Needs no Spark and no network."""
+    """Write an HTML page of the gold tables and the last audit. Needs no Spark and no network."""
     with opened_lake(lake) as opened, Bars() as bars:
         from headwater.pipeline.report import render_report
 
@@ -450,12 +454,14 @@ def history(
 
 @pipeline.command(rich_help_panel=_INSPECT)
 def sql(
-    log: Annotated[str, argument("LOG", "The log, to see what is live too. Else HEADWATER_LOG.", offers="log")] = "",
+    log: Annotated[
+        str, argument("LOG", "The log, for messages that are not in the lake yet. Else HEADWATER_LOG.", offers="log")
+    ] = "",
     query: Annotated[str, argument("QUERY", "Like 'select topic, count(*) from messages group by 1'.")] = ...,  # type: ignore[assignment]
     lake: Annotated[str, _lake_option(callback=lambda lake: lake or default_lake() or "")] = "",
     at: Annotated[
         str | None,
-        option("TIME|VERSION", f"The lake as it was: {TIME_HELP}; or a version of bronze, as history shows them."),
+        option("TIME|VERSION", f"The lake as it was: {TIME_HELP}; or a version of bronze, from `pipeline history`."),
     ] = None,
     as_csv: Annotated[bool, flag("Print CSV.", "--csv")] = False,
     limit: Annotated[int, option("N", "Print at most N rows.", "-n", min=1)] = ROWS_MAX,
@@ -463,21 +469,23 @@ def sql(
     options: SparkOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Ask in SQL, over the lake and the live log.
+    """Query the lake and the live log in SQL.
 
-    Tables: messages (everything there is: history from the lake, what came
-    since from the log), bronze_messages, silver_messages, silver_quarantine,
-    typed_…, gold_volume, gold_latency, …; with a LOG also live,
-    live_subscriptions and live_dead_letters. 'show views' lists them.
+    Tables: messages (the lake's history, and with a LOG the newer messages of
+    the log), bronze_messages, silver_messages, silver_quarantine, typed_…,
+    gold_volume, gold_latency, …; with a LOG also live, live_subscriptions and
+    live_dead_letters. 'show views' lists them.
     """
     if " " in log and looks_like_log(query):
-        raise InvalidOptionError("LOG stands before QUERY", next=f"Write headwater pipeline sql {query} '…'")
+        raise InvalidOptionError("LOG comes before QUERY", next=f"Write headwater pipeline sql {query} '…'")
     if at is not None and log and log == default_log():
         log = ""
     if not lake and not log:
-        raise InvalidOptionError("there is nothing to ask", next="Name a --lake, a LOG, or both")
+        raise InvalidOptionError("there is nothing to query", next="Name a --lake, a LOG, or both")
     if at is not None and (not lake or log):
-        raise InvalidOptionError("--at is for a lake alone: a log shows only now", next="Name a --lake, and no LOG")
+        raise InvalidOptionError(
+            "--at is for a lake alone: a log has no earlier states", next="Name a --lake, and no LOG"
+        )
     source = log_path(log) if log else None
     with ExitStack() as stack:
         opened = stack.enter_context(opened_lake(lake, log=source)) if lake else None
@@ -571,7 +579,7 @@ def audit(
     """Prove that the lake holds each message of the log once, with the same content.
 
     A message may be missing only if the log recorded that retention deleted it
-    before it was ingested. Ends with 1 if a check failed.
+    before it was ingested. Exits with 1 if a check failed.
     """
     source = log_path(log)
     with ExitStack() as stack:
@@ -619,13 +627,13 @@ def _show_audit(document: dict[str, Any], target: Path) -> None:
 def optimize(
     lake: LakeOption = "",
     everything: Annotated[
-        bool, flag("Merge all that fits into a large file, not only where files are many.", "--all")
+        bool, flag("Merge wherever files can be merged, not only where there are many.", "--all")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Merge small files into larger ones. Runs do it by themselves. Needs no Spark.
 
-    Queries that run meanwhile keep the files they began with, and time travel keeps them until vacuum.
+    Running queries and time travel use the old files until a vacuum.
     """
     with locked_lake(lake) as opened, Bars() as bars:
         names = opened.tables()
@@ -657,7 +665,7 @@ def vacuum(
     dry_run: Annotated[bool, flag("Show what would be removed, and remove nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove files that no recent version of a table has, and those that killed runs left. Needs no Spark.
+    """Remove files that no recent version of a table references, and those of killed runs. Needs no Spark.
 
     Time travel reaches no further back than the last vacuum's --older.
     """

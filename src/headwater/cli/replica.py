@@ -66,7 +66,7 @@ class _ListsDirectory(ListsByDefault):
 
 replica = Group(
     cls=_ListsDirectory,
-    help="Replicas: databases that a server keeps by pages, with their versions.\n\n"
+    help="Replicas: SQLite databases that a server keeps, with their versions.\n\n"
     "[dim]List:[/]  headwater replica ls events.db-replicas",
 )
 key_commands = Group(
@@ -215,7 +215,7 @@ class LocalReplica(Shared):
 
 def _refuse_name(name: str | None) -> None:
     if name is not None:
-        raise InvalidOptionError(f"a URL says which replica it is, and {name!r} too", next="Leave the second one out")
+        raise InvalidOptionError(f"the replica is named twice: by the URL, and as {name!r}", next=f"Leave {name} out")
 
 
 # --- lists ----------------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def list_replicas(
         str | None,
         option(
             "SPAN",
-            "Only those that were last pushed longer ago, like 1h or 2d; ends with 1 if there are any.",
+            "Only replicas whose last push is longer ago, like 1h or 2d; exits with 1 if there are any.",
             show_default=False,
         ),
     ] = None,
@@ -302,7 +302,7 @@ def log(
     if as_json or not versions:
         return
     if not all(version.dbhash for version in versions):
-        note("* came without a hash: verify tells whether it is whole, not whether it is what was pushed")
+        note("* pushed without a hash: verify can prove that it is intact, not that it is what was pushed")
     if len(versions) == limit:
         note(f"there may be more: --before {versions[-1].number}")
 
@@ -313,7 +313,7 @@ def reports(
     limit: Annotated[int, option("N", "Show at most N.", "-n", min=1, max=1000)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List the error reports of clients: pushes cut off in the middle, or failing for long."""
+    """List the error reports of clients: pushes that were interrupted, or fail for minutes."""
     with local.opened("reports") as (store, wanted):
         found = [_report_json(report) for report in store.catalogue.reports(wanted, limit)]
     show_list(found, dict, _REPORT_COLUMNS, empty="no reports", as_json=as_json)
@@ -332,31 +332,29 @@ def restore(
         str | None,
         option(
             "TIME",
-            f"The version that was the newest then: {TIME_HELP}. A date is its first minute.",
+            f"The newest version at this time: {TIME_HELP}. A date is its first minute.",
             show_default=False,
         ),
     ] = None,
-    overwrite: Annotated[bool, flag("Replace the file TARGET; a database, in one transaction.")] = False,
-    if_missing: Annotated[bool, flag("If TARGET is there, do nothing and end with 0.")] = False,
-    if_replica_exists: Annotated[bool, flag("If nothing was pushed yet, do nothing and end with 0.")] = False,
+    overwrite: Annotated[
+        bool, flag("Replace TARGET if it exists; a database is overwritten in one transaction.")
+    ] = False,
+    if_missing: Annotated[bool, flag("If TARGET exists, do nothing and exit with 0.")] = False,
+    if_replica_exists: Annotated[bool, flag("If the replica has no version yet, do nothing and exit with 0.")] = False,
     key: KeyOption = None,
     ca: CaOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Restore a version, the newest if none is named, to a file.
 
-    It is written under another name and checked before it takes its place.
+    The version is written to a temporary file and checked before it replaces TARGET.
 
     [dim]An older one:[/]  headwater replica restore events.db-replicas shop/app.db@3 app-3.db
-
-    [dim]That of yesterday:[/]  headwater replica restore ws://host/shop/app.db app.db --at -1d
-
-    [dim]Before a program starts:[/]  headwater replica restore URL app.db --if-missing --if-replica-exists
+    [dim]Yesterday's:[/]   headwater replica restore ws://host/shop/app.db app.db --at -1d
+    [dim]At a start:[/]    headwater replica restore URL app.db --if-missing --if-replica-exists
     """
     if if_missing and overwrite:
-        raise InvalidOptionError(
-            "--if-missing keeps what is there, and --overwrite does not", next="Leave one of them out"
-        )
+        raise InvalidOptionError("--if-missing and --overwrite exclude each other", next="Leave one of them out")
 
     def end_without(why: str) -> NoReturn:
         document = {"target": os.path.abspath(target), "version": None, "why": why}
@@ -412,9 +410,7 @@ def _unclear(usage: str) -> InvalidOptionError:
 
 
 def _version_and_time(where: str) -> InvalidOptionError:
-    return InvalidOptionError(
-        "a version and a time: only one of them", where=where, next="Leave --at out, or the version"
-    )
+    return InvalidOptionError("--at and a version exclude each other", where=where, next="Leave one of them out")
 
 
 def _number_at(text: str, versions_below: Callable[[int | None], Sequence[Version]]) -> int:
@@ -454,7 +450,9 @@ def remove(
         found = store.catalogue.get(wanted)
         if not yes:
             if not sys.stdin.isatty():
-                raise InvalidOptionError("the terminal cannot be asked", next="Pass --yes to remove it all the same")
+                raise InvalidOptionError(
+                    "there is no terminal to ask on", next="Pass --yes to remove it without a question"
+                )
             if not typer.confirm(f"Remove {wanted.path} with {plural(found.versions, 'version')} for good?", err=True):
                 raise typer.Exit(1)
         store.remove(wanted)
@@ -475,11 +473,11 @@ def verify(
     ca: CaOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove versions: bytes, integrity, content as it was pushed, and a restore drill.
+    """Verify versions: bytes, integrity and content hash, with a trial restore of each.
 
     All versions are verified, or those of one replica, or a single one. From a
-    URL one version is pulled and verified. Ends with 1 if a problem was found,
-    else with 3 if something could not be checked.
+    URL one version is pulled and verified. Exits with 1 if a problem was found,
+    else with 3 if a version could not be checked.
     """
     directory, [name] = _directory_first(place, [name], "verify")
     verdicts: list[VersionVerdict] = []
@@ -570,15 +568,15 @@ def create_key(
     label: Annotated[str, option("TEXT", "What it is for.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and print it, this once: only a hash of it is kept.
+    """Create a key and print it once: only its hash is stored.
 
-    Once a replica has a key, each push and pull needs one. The key may be made
-    before the first push.
+    Once a replica has a key, each push and pull requires one. A key may be
+    created before the first push.
     """
     from headwater.replication.host.catalogue import key_id_of
 
     if push == pull:
-        raise InvalidOptionError("a key is for pushes or for pulls", next="Pass either --push or --pull")
+        raise InvalidOptionError("which right?", next="Pass either --push or --pull")
     with local.opened("key create") as (store, wanted):
         is_new = store.catalogue.find(wanted) is None
         text = store.catalogue.create_key(wanted, "push" if push else "pull", label)
@@ -591,7 +589,7 @@ def create_key(
 
 @key_commands.command("ls")
 def list_keys(local: LocalReplica, as_json: AsJson = False) -> None:
-    """List the keys of a replica, oldest first; never their secrets."""
+    """List the keys of a replica by id and label, oldest first."""
     with local.opened("key ls") as (store, wanted):
         found = store.catalogue.keys(wanted)
     columns: dict[str, Callable[[Key], str]] = {
@@ -626,7 +624,7 @@ def revoke_key(
         left = len(store.catalogue.keys(wanted))
     show_result({"revoked": key_id, "left": left}, f"revoked {key_id}", as_json=as_json)
     if not left:
-        note("that was the last key: only a token of the server opens it now; key create makes another")
+        note("that was the last key: without a token of the server, the replica is closed until `key create`")
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------

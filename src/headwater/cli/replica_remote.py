@@ -28,7 +28,7 @@ NO_SUCH_REPLICA = "no such replica"  # in the answer of a server
 
 
 def about_the_whole(version: VersionName, name: str) -> InvalidOptionError:
-    return InvalidOptionError(f"this is about the whole replica, not about {version}", next=f"Name {name}")
+    return InvalidOptionError(f"the command takes the whole replica, not {version}", next=f"Name {name}")
 
 
 class _VersionDocument(msgspec.Struct, rename="camel"):

@@ -22,7 +22,7 @@ retention = Group(
 )
 
 Pattern = Annotated[str, argument("PATTERN", "Topics, like logs.> or orders.*", offers="topic")]
-Dialect = Annotated[Literal["nats", "amqp"], flag("How the pattern is spelled.")]
+Dialect = Annotated[Literal["nats", "amqp"], flag("The wildcards of the pattern: nats has * and >, amqp has * and #.")]
 
 
 @retention.command("ls")
@@ -65,7 +65,7 @@ def set_policy(
 
 @retention.command("rm")
 def remove_policy(path: LogName, pattern: Pattern, dialect: Dialect = "nats", as_json: AsJson = False) -> None:
-    """Remove the policy of a pattern: nothing is deleted from now on."""
+    """Remove the policy of a pattern; it deletes no more messages."""
     with existing_log(path) as log:
         removed = log.delete_retention(pattern, dialect)
     if not removed:

@@ -62,7 +62,7 @@ class SettingsCommand(Command):
             else:
                 given = value if has_value else next(words, None)
                 if given is None:
-                    raise InvalidOptionError(f"{flag} wants a value", next=f"{ctx.command_path} --help")
+                    raise InvalidOptionError(f"{flag} needs a value", next=f"{ctx.command_path} --help")
                 found[path] = given
         ctx.meta[_KEPT] = found
         return super().parse_args(ctx, rest)
@@ -105,9 +105,11 @@ def serve(
     tls_certificate: Annotated[
         str | None, option("FILE", "A PEM file; the server then speaks wss:// and https://.", **_ACCESS)
     ] = None,
-    tls_key: Annotated[str | None, option("FILE", "The key, if it is not in the same file.", **_ACCESS)] = None,
+    tls_key: Annotated[
+        str | None, option("FILE", "The key, if it is not in the certificate's file.", **_ACCESS)
+    ] = None,
     tls_client_ca: Annotated[
-        str | None, option("FILE", "Require a client certificate of these authorities.", **_ACCESS)
+        str | None, option("FILE", "Require client certificates of these authorities.", **_ACCESS)
     ] = None,
     metrics_need_token: Annotated[
         bool | None,
@@ -122,7 +124,7 @@ def serve(
         option("FILE", "Append refusals and changes, with their client, to this file as JSON lines.", **_ACCESS),
     ] = None,
     shutdown_timeout: Annotated[
-        str | None, option("SPAN", "How long clients have to end; 10s by default.", **_RUNNING)
+        str | None, option("SPAN", "How long running requests may take to finish; 10s by default.", **_RUNNING)
     ] = None,
     console_pages: Annotated[
         bool | None, flag("Serve the console for browsers at /.", "--console/--no-console", **_RUNNING)
@@ -140,15 +142,15 @@ def serve(
 
     [dim]For this machine:[/]  headwater serve events.db
     [dim]For others:[/]        headwater serve --host 0.0.0.0 --tokens headwater.tokens
-    [dim]To look at:[/]        headwater serve --demo
+    [dim]Sample traffic:[/]    headwater serve --demo
 
-    Commands and programs then name ws://HOST:PORT where they named the file.
-    SQLite databases that `headwater sync` pushes here are kept beside the log,
-    in LOG-replicas or --replicas-directory.
+    Clients use ws://HOST:PORT in place of the file.
+    SQLite databases that `headwater sync` pushes are stored in LOG-replicas,
+    or in --replicas-directory.
 
     Every setting of headwater.toml is a flag too, like --limits-connections 100
     or --log-durability relaxed; `headwater config show` lists them. Ctrl-C or
-    SIGTERM ends it in order, with 0; a second one ends it at once.
+    SIGTERM stops the server in order, with exit code 0; a second one at once.
     """
     flags = {f"server.{name}": value for name, value in context.params.items() if name not in _NO_SETTINGS}
     flags["server.console"] = flags.pop("server.console_pages")

@@ -41,14 +41,14 @@ _DATABASE = "A SQLite database."
 Source = Annotated[
     str, argument("SOURCE", "A database file, or a replica like ws://host/ns/app.db; @3 names a version.")
 ]
-Target = Annotated[str, argument("TARGET", "What is made equal to it; a file or a replica.")]
+Target = Annotated[str, argument("TARGET", "The file or replica that is made equal to SOURCE.")]
 File = Annotated[str, argument("FILE", _DATABASE)]
 Url = Annotated[str, argument("URL", f"{_REPLICA}.")]
 VersionUrl = Annotated[str, argument("URL", f"{_REPLICA}; @3 or @latest-2 names a version.")]
 Message = Annotated[str, option("TEXT", "A note that is stored with the new version.", "-m")]
-DryRun = Annotated[bool, flag("Say what would change; transfer the pages and discard them.")]
-Overwrite = Annotated[bool, flag("Overwrite changes that were never pushed.")]
-Verbose = Annotated[bool, flag("Say more: claims, versions, retries.", "-v")]
+DryRun = Annotated[bool, flag("Show what would change: the pages are transferred and discarded.")]
+Overwrite = Annotated[bool, flag("Overwrite changes that were not pushed.")]
+Verbose = Annotated[bool, flag("Log claims, versions and retries.", "-v")]
 
 
 def _credential(metavar: str, help: str, variable: str) -> Any:
@@ -84,19 +84,19 @@ class Following(Shared):
             f"Push after this long without a write, {SPAN_HELP}; {format_duration(WAIT_IDLE_MS_DEFAULT)} by default."
         ),
     ] = None
-    min_interval: Annotated[str | None, _timer("The least time between pushes; by default that of --wait-idle.")] = None
+    min_interval: Annotated[str | None, _timer("Minimum time between pushes; by default that of --wait-idle.")] = None
     max_interval: Annotated[
         str | None, _timer("Push at least this often, however busy the file is; 24h by default.")
     ] = None
     coordinate: Annotated[bool, _when("Take turns with other clients that push this replica.")] = False
-    push_on_exit: Annotated[bool, _when("Push once more before it ends.")] = False
+    push_on_exit: Annotated[bool, _when("Push remaining changes before the command exits.")] = False
 
 
 def sync(
     source: Source,
     target: Target,
     message: Message = "",
-    subscribe: Annotated[bool, _when("Go on: push when the file changes; or pull each new version.")] = False,
+    subscribe: Annotated[bool, _when("Keep running: push when the file changes, or pull each new version.")] = False,
     *,
     when: Following,
     access: Access,
@@ -105,7 +105,7 @@ def sync(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make TARGET equal to SOURCE, moving only the pages that differ.
+    """Make TARGET equal to SOURCE; only the pages that differ are transferred.
 
     [dim]Push:[/]    headwater sync app.db ws://host:8765/ns/app.db -m "before the move"
     [dim]Pull:[/]    headwater sync ws://host:8765/ns/app.db@latest-2 old.db
@@ -115,9 +115,9 @@ def sync(
 
     The short way for headwater replica push, pull, copy and follow.
 
-    Programs may write the database meanwhile. A push from a version that is
-    not the newest is refused; TARGET@latest pushes it all the same. Ctrl-C or
-    SIGTERM ends the command in order.
+    Programs may write to the database meanwhile. A push from a version that is
+    not the newest is refused; TARGET@latest replaces the newest version. Ctrl-C
+    or SIGTERM stops the command in order.
     """
     if not subscribe and (given := [name for name, value in vars(when).items() if value not in (None, False)]):
         option = given[0].replace("_", "-")
@@ -144,9 +144,9 @@ def push(
 
     [dim]Push:[/]  headwater replica push app.db ws://host:8765/ns/app.db -m "before the move"
 
-    Programs may write the database meanwhile. A push from a version that is
-    not the newest is refused; URL@latest pushes it all the same.
-    headwater replica follow pushes whenever the file has changed.
+    Programs may write to the database meanwhile. A push from a version that is
+    not the newest is refused; URL@latest replaces the newest version.
+    The command `headwater replica follow` pushes at each change.
     """
     access = Access(push_key=push_key, token=token, ca=ca)
     with _work(file, url, "push", access, message, dry_run=dry_run, verbose=verbose) as work:
@@ -168,7 +168,7 @@ def pull(
 
     [dim]Pull:[/]  headwater replica pull ws://host:8765/ns/app.db@latest-2 old.db
 
-    headwater replica restore writes a version to a new file instead.
+    To write a version to a new file: `headwater replica restore`.
     """
     access = Access(pull_key=pull_key, token=token, ca=ca)
     with _work(url, file, "pull", access, dry_run=dry_run, overwrite=overwrite, verbose=verbose) as work:
@@ -177,12 +177,12 @@ def pull(
 
 def copy(
     source: Annotated[str, argument("SOURCE", _DATABASE)],
-    target: Annotated[str, argument("TARGET", "The file that is made equal to it.")],
+    target: Annotated[str, argument("TARGET", "The file that is made equal to SOURCE.")],
     dry_run: DryRun = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make one file equal to another, moving only the pages that differ.
+    """Make one file equal to another; only the pages that differ are written.
 
     [dim]Copy:[/]  headwater replica copy app.db copy.db
     """
@@ -201,12 +201,12 @@ def follow(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Push a database whenever it has changed, or pull each new version, until ended.
+    """Push a database at each change, or pull each new version, until stopped.
 
     [dim]Keep:[/]    headwater replica follow app.db ws://host/ns/app.db --wait-idle 10m
     [dim]Mirror:[/]  headwater replica follow ws://host:8765/ns/app.db copy.db
 
-    Ctrl-C or SIGTERM ends the command in order.
+    Ctrl-C or SIGTERM stops the command in order.
     """
     with _work(source, target, None, access, message, overwrite=overwrite, verbose=verbose) as work:
         _keep_at_it(work, when, as_json=as_json)
@@ -307,7 +307,7 @@ def _run(following: PushSubscription | PullSubscription, on_start: Callable[[], 
 
     def say_ending() -> None:
         if not running.done():
-            note("ending when the push has; Ctrl-C again ends it at once")
+            note("stopping after the running push; Ctrl-C again stops at once")
 
     async def wait() -> None:
         try:
@@ -315,7 +315,7 @@ def _run(following: PushSubscription | PullSubscription, on_start: Callable[[], 
         except asyncio.CancelledError:
             if asked < 2:
                 raise
-            note("ended at once: the next push finds out whether a running one succeeded")
+            note("stopped at once; the next push finds out whether the running one succeeded")
 
     with asyncio.Runner() as runner:
         with _signals_held():  # a signal while the loop is made would break it

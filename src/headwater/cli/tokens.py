@@ -31,9 +31,11 @@ DEFAULT_FILE = "headwater.tokens"
 def create(
     tokens: TokensPath = DEFAULT_FILE,
     publish: Annotated[Patterns, option("PATTERN", "Publish to these topics. Repeatable.")] = None,
-    read: Annotated[Patterns, option("PATTERN", "Read these topics, live or by consuming. Repeatable.")] = None,
+    read: Annotated[
+        Patterns, option("PATTERN", "Read these topics; durable subscriptions need --consume too. Repeatable.")
+    ] = None,
     consume: Annotated[
-        Patterns, option("NAME", "Have durable subscriptions: billing, billing-*, or *. Repeatable.")
+        Patterns, option("NAME", "Use durable subscriptions of these names: billing, billing-*, or *. Repeatable.")
     ] = None,
     manage: Annotated[
         Patterns,
@@ -49,18 +51,18 @@ def create(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it once: the file keeps only a hash of it.
+    """Create a token and print it once: the file has only its hash.
 
-    [dim]A shop that publishes:[/]   headwater token create --label shop --publish 'orders.>' --expires 30d
-    [dim]A service that works:[/]    headwater token create --label billing --read 'orders.>' --consume 'billing*'
-    [dim]A dashboard that looks:[/]  headwater token create --label screen --read 'orders.>'
-    [dim]An operator:[/]             headwater token create --label ops --read '>' --consume '*' --manage '>' --admin
-    [dim]Prometheus:[/]              headwater token create --label prometheus --admin
-    [dim]One that calls:[/]          headwater token create --label till --call 'orders.*'
+    [dim]A publisher:[/]   headwater token create --label shop --publish 'orders.>' --expires 30d
+    [dim]A consumer:[/]    headwater token create --label billing --read 'orders.>' --consume 'billing*'
+    [dim]A dashboard:[/]   headwater token create --label screen --read 'orders.>'
+    [dim]An operator:[/]   headwater token create --label ops --read '>' --consume '*' --manage '>' --admin
+    [dim]Prometheus:[/]    headwater token create --label prometheus --admin
+    [dim]A caller:[/]      headwater token create --label till --call 'orders.*'
 
-    No right includes another. A durable subscription belongs to the label that
-    made it; a token of another label needs --manage for its topics. To replace
-    a token, make a new one of the same label, then revoke the old one.
+    No right includes another. A durable subscription belongs to the label of
+    the token that created it; other labels need --manage for its topics. To
+    replace a token, create one with the same label, then revoke the old one.
     """
     from headwater.server.auth import Scopes, TokenFile, id_of
 
@@ -94,7 +96,7 @@ def create(
 
 @token.command("ls")
 def list_tokens(tokens: TokensPath = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """List tokens and their rights, oldest first; never their secrets."""
+    """List tokens with their rights, oldest first."""
     from headwater.server.auth import LISTED, TokenFile
 
     found, now_ms = TokenFile(tokens).list(), _now_ms()

@@ -42,21 +42,23 @@ def worker(
     reload: Annotated[bool, flag("Replace the processes when a file of the program changes.")] = False,
     log_format: Annotated[Literal["text", "json"], flag("text, or json: one object a line.")] = "text",
     as_json: Annotated[bool, flag("The same as --log-format json.", "--json")] = False,
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], flag("The least that is logged.")] = "info",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], flag("The lowest level that is logged.")
+    ] = "info",
 ) -> None:
     """Run the handlers and schedules of a module, in processes of their own.
 
     [dim]Four processes:[/]  headwater worker shop.tasks:log --processes 4
     [dim]Development:[/]     headwater worker shop.tasks:log --reload
 
-    LOG is a log that the module opens, or a function without arguments that
-    opens one, declares handlers and returns it; with asyncio, an async function.
+    LOG is a function without arguments that opens a log, declares handlers and
+    returns the log (with asyncio, an async function), or a log in the module.
     Each process imports the module itself.
 
     Ctrl-C or SIGTERM lets handlers finish and releases the other messages; a
     second one kills the processes. A process that crashes is started again, and
     so is one that cannot start because its log is locked or unreachable.
-    Ends with 0 if all processes ended in order, 1 if one had to be killed, 2 if
+    Exits with 0 if all processes ended in order, 1 if one had to be killed, 2 if
     the module cannot be run or its log cannot be used, 130 after a second
     signal.
     """

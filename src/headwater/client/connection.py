@@ -187,7 +187,7 @@ class Connection:
             raise UnreachableError("the connection broke at once")
         welcome: Welcome = hello.completion.result()
         if not welcome.authenticated:
-            raise UnauthorizedError("this server wants a token", where=self.settings.host, next="Pass token=…")
+            raise UnauthorizedError("this server requires a token", where=self.settings.host, next="Pass token=…")
         return welcome
 
     def _on_lost(self) -> None:

@@ -140,7 +140,7 @@ def outcomes_of(batch: Request, answer: Answer) -> list[Outcome] | None:
 
 
 def too_late(request: Request) -> RequestTimeoutError:
-    advice = "give the message an id before you publish it again" if request.count else "ask again"
+    advice = "give the message an id before you publish it again" if request.count else "call again"
     return RequestTimeoutError(
-        "no answer in time; it may have been done all the same", where=request.method, next=f"To be safe, {advice}"
+        "no answer in time; the call may have been done", where=request.method, next=f"To be safe, {advice}"
     )

@@ -72,7 +72,7 @@ export class DeadLetters {
     ]);
     this.#counts = counts;
     setText($("letter-count"), whole(counts.total));
-    const again = counts.redriving ? `${whole(counts.redriving)} on the way again` : "";
+    const again = counts.redriving ? `${whole(counts.redriving)} being redriven` : "";
     setText($("redriving"), [this.#topics.topic && `of ${this.#topics.topic}`, again].filter(Boolean).join(", "));
     tell("letter-badge", counts.total ? whole(counts.total) : "");
     $("letter-tile").classList.toggle("alarm", counts.total > 0);

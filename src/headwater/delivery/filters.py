@@ -146,7 +146,7 @@ def _instead(why: str) -> str:
         return _INSTEAD[what]
     if what.startswith("\\") and what[1:].isdigit():
         return "A backreference: name what is wanted, in a list"
-    return "Mend it (the spelling of RE2)"
+    return "Correct it; the syntax is that of RE2"
 
 
 # --- the entity filter ------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def _instead(why: str) -> str:
 ENTITIES_MAX = 64
 REGEXES_MAX = 16  # of these, regexes
 
-_HOW_TO_SPELL = "Give a name, a /regex/, or a list of those; leave it out to keep everyone."
+_HOW_TO_SPELL = "Give a name, a /regex/, or a list of those; without it all messages match."
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ def _parse_matchers(spelled: object, setting: str) -> tuple[Matcher, ...] | None
         raise InvalidFilterError(
             f"{len(spelled)} entities are more than {ENTITIES_MAX}",
             where=where,
-            next="Say them in fewer parts, for example with one /regex/.",
+            next="Combine them, for example in one /regex/.",
         )
     if sum(map(_is_regex, spelled)) > REGEXES_MAX:
         raise InvalidFilterError(

@@ -29,9 +29,9 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
         if not 1 <= self.max_attempts <= ATTEMPTS_MAX:
             raise InvalidOptionError(f"max_attempts must lie between 1 and {ATTEMPTS_MAX}, not {self.max_attempts}")
         if not 0 <= self.base_ms <= self.cap_ms <= BACKOFF_MS_MAX:
-            raise InvalidOptionError("backoff needs 0 ≤ base ≤ cap ≤ 30 days")
+            raise InvalidOptionError("backoff must be at most backoff_max, and that at most 30 days")
         if not 1.0 <= self.factor <= FACTOR_MAX or not 0.0 <= self.jitter <= 1.0:
-            raise InvalidOptionError("backoff factor lies between 1 and 100, jitter between 0 and 1")
+            raise InvalidOptionError("backoff_factor must be 1 to 100, and jitter 0 to 1")
 
 
 class Retry(msgspec.Struct, frozen=True):

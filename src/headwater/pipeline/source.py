@@ -75,7 +75,7 @@ class HeadwaterDataSource(ds.DataSource):
             raise InvalidOptionError(
                 f"the table {options.table} changes in place, so it cannot be streamed",
                 where="table",
-                next="Read it with spark.read, again and again; what can be streamed is messages",
+                next="Read it with spark.read; only the table messages can be streamed",
             )
         if options.ending_seq is not None:
             raise InvalidOptionError("a stream has no end", where="endingSeq", next="Use trigger(availableNow=True)")

@@ -369,7 +369,10 @@ _AFTER_ABORT = {
 _REFUSALS: dict[int, tuple[type[HeadwaterError], str]] = {
     400: (InvalidOptionError, ""),
     401: (UnauthorizedError, "Give a key of the replica, or a token of the server"),
-    403: (UnauthorizedError, "Give one with this right: a key of the replica, or a token of the server"),
+    403: (
+        UnauthorizedError,
+        "Pass a key of the replica with this right, or a token with the right to its topic, replica.NS.NAME",
+    ),
     404: (
         UnknownReplicaError,
         "Check the name and the version: `headwater replica ls ws://HOST` and `headwater replica log URL` list them",

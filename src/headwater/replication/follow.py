@@ -45,8 +45,8 @@ def follow(
     With `push_on_exit`, `close()` begins with one more push, which may take a minute.
 
     `on_outcome` is called after each push or pull, `on_error` after each failure: those that are retried, and the one
-    that ends the follower. Both are called on the thread of the follower, which waits for them; an exception of theirs
-    ends it."""
+    that ends the follower. Both are called on the thread of the follower, which waits for them; an exception that one
+    raises ends it."""
     timers = Timers.of(wait_idle, min_interval, max_interval)
     work = Sync(
         _absolute(place_of(os.fspath(source))),

@@ -27,7 +27,7 @@ _HOST = re.compile(r"([A-Za-z0-9.-]{2,})(:[0-9]{1,5}(?=/)|:(?=/))/")  # host:876
 _SLIP = re.compile(r"(?P<scheme>wss?|https?)(?::/?|//)(?P<rest>[^/].*)", re.IGNORECASE | re.DOTALL)
 _PORTS = {"ws": 80, "wss": 443}
 _MEANT = {"http": "ws", "https": "wss"}
-_HOW_REMOTE = "Write it as ws://host:port/namespace/name, with @3, @latest or @latest-2 behind for a version"
+_HOW_REMOTE = "Write it as ws://host:port/namespace/name; append @3, @latest or @latest-2 for a version"
 
 
 class ReplicaName(msgspec.Struct, frozen=True, order=True):

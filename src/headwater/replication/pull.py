@@ -156,7 +156,7 @@ class _Pull:
         raise UnsyncedChangesError(
             f"a pull would overwrite this database, and {why}",
             where=self._path,
-            next="Push it first, pull into another file, or say --overwrite",
+            next="Push it first, pull into another file, or pass --overwrite",
         )
 
     def _refuse_written(self) -> None:

@@ -58,7 +58,7 @@ def snapshot(path: str, into: str, stop: threading.Event | None = None) -> Snaps
             if identity_of(path) == identity:
                 return taken
     remove_database(into)
-    raise LockedError("another file is put in its place all the time", where=path, next="Try again later")
+    raise LockedError("the file was replaced during each try", where=path, next="Try again later")
 
 
 async def take_snapshot(path: str, into: str) -> Snapshot:

@@ -180,7 +180,7 @@ def _check_text(text: str) -> None:
 
 def _direction(source: Place, target: Place) -> Direction:
     if isinstance(source, Remote) and isinstance(target, Remote):
-        raise InvalidOptionError("one of the two is a file here", next="Pull it into a file first, and push that")
+        raise InvalidOptionError("source or target must be a file", next="Pull the replica into a file, and push that")
     if isinstance(target, Remote):
         return "push"
     return "pull" if isinstance(source, Remote) else "copy"

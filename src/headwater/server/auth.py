@@ -189,7 +189,7 @@ def not_allowed(right: str, what: str) -> UnauthorizedError:
     return UnauthorizedError(
         f"the token has no {right} right for {'all topics' if of_all else 'this'}",
         where="" if of_all else what,
-        next=f"{narrower} for a token that has it: headwater token create",
+        next=f"{narrower} for a token with --{right.replace(' or ', ' or --')}: headwater token create",
     )
 
 
@@ -508,7 +508,7 @@ def _decode(path: str, text: bytes) -> Tokens:
             document = msgspec.json.decode(text, type=_Document)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise InvalidConfigurationError(
-            f"it makes no sense ({exc})", where=_where(path), next="Correct it, or make new tokens in another file"
+            f"it is not valid ({exc})", where=_where(path), next="Correct it, or make new tokens in another file"
         ) from exc
     tokens = {token.id: token for token in document.tokens}
     if len(tokens) < len(document.tokens):

@@ -264,7 +264,7 @@ class Connection:
             return self.grant.scopes
         if self.context.needs_token:
             raise UnauthorizedError(
-                "this server wants a token",
+                "this server requires a token",
                 where=self.address,
                 next="Send it as 'Authorization: Bearer …', or call rpc.authenticate first",
             )

@@ -636,7 +636,8 @@ class WebSocketTransport(asyncio.Protocol):
         """Close; but wait for the end of a client that violated the protocol and may still be sending. Unread data
         resets a connection that is closed, and the client would never see why."""
         if self._client is None or self._socket.close_code != VANISHED:
-            self._transport.close()
+            if not self._transport.is_closing():  # closed twice, TLS of asyncio forgets the size of its buffer
+                self._transport.close()
             return
         self._is_ending = True
         self._detach()

@@ -238,7 +238,7 @@ def last_seq(connection: Connection, params: rpc.Nothing) -> Flow[dict[str, int]
 def find_messages(connection: Connection, params: rpc.FindMessages) -> Flow[FoundMessages]:
     """Search messages. A search ends after two seconds, and says how far it looked."""
     if not 1 <= params.limit <= MESSAGES_MAX:
-        raise TooLargeError(f"limit lies between 1 and {MESSAGES_MAX}, not {params.limit}", next="Go on from looked_to")
+        raise TooLargeError(f"limit must be 1 to {MESSAGES_MAX}, not {params.limit}", next="Continue from looked_to")
     if params.order not in ("newest", "oldest"):
         raise InvalidOptionError(f"order is newest or oldest, not {params.order!r}")
     pattern = parse_any_spelling(params.topic)
@@ -280,7 +280,7 @@ def message(connection: Connection, params: rpc.MessageSeq) -> Flow[Any]:
 def topics(connection: Connection, params: rpc.TopicPage) -> Flow[msgspec.Raw]:
     """A page of topics in name order, with their counts. A page with fewer than `limit` is the last."""
     if not 1 <= params.limit <= rpc.TOPICS_MAX:
-        raise TooLargeError(f"limit lies between 1 and {rpc.TOPICS_MAX:,}, not {params.limit}", next="Page with after")
+        raise TooLargeError(f"limit must be 1 to {rpc.TOPICS_MAX:,}, not {params.limit}", next="Continue with after")
     scopes, engine = connection.scopes, connection.core.engine
 
     def page(reader: Reader) -> msgspec.Raw:
@@ -300,8 +300,8 @@ def _encoded(answer: Any) -> msgspec.Raw:
 def subscriptions(connection: Connection, params: rpc.SubscriptionPage) -> Flow[msgspec.Raw]:
     """A page of the durable subscriptions that the token may use, by id. A page with fewer than `limit` is the last."""
     if not 1 <= params.limit <= rpc.SUBSCRIPTIONS_MAX:
-        why = f"limit lies between 1 and {rpc.SUBSCRIPTIONS_MAX:,}, not {params.limit}"
-        raise TooLargeError(why, next="Page with after")
+        why = f"limit must be 1 to {rpc.SUBSCRIPTIONS_MAX:,}, not {params.limit}"
+        raise TooLargeError(why, next="Continue with after")
     core, scopes, owner = connection.core, connection.scopes, _owner(connection)
 
     def page(reader: Reader) -> msgspec.Raw:
@@ -495,7 +495,7 @@ def list_dead_letters(connection: Connection, params: rpc.DeadLetterFilter) -> F
 
 def _check_limit(params: rpc.DeadLetterFilter) -> None:
     if not 1 <= params.limit <= DEAD_LETTERS_MAX:
-        raise TooLargeError(f"limit lies between 1 and {DEAD_LETTERS_MAX}, not {params.limit}", next="Page with after")
+        raise TooLargeError(f"limit must be 1 to {DEAD_LETTERS_MAX}, not {params.limit}", next="Continue with after")
 
 
 def get_dead_letter(connection: Connection, params: rpc.DeadLetterId) -> Flow[Any]:

@@ -95,7 +95,7 @@ class Outcome(NamedTuple):
 
 class Middleware:
     """Sees every call of a client that has authenticated and may call this method, those of `rpc.*` too. To refuse one,
-    raise Fault (or any HeadwaterError) in `before`."""
+    raise an error of `headwater.errors` in `before`."""
 
     async def before(self, call: CallContext) -> ShortCircuit | None:
         """Called before the method. Raise to refuse the call; return ShortCircuit to answer it."""

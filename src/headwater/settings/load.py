@@ -165,7 +165,7 @@ def _parse_file(file: _File, directory: str) -> dict[str, Any]:
         with open(os.path.join(directory, file.name), "rb") as opened:
             content = opened.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
-        next = f"Without it, {FILE_NAME} is used if there is one" if file.named_by else "It is a link to nowhere"
+        next = f"Without it, {FILE_NAME} is used if there is one" if file.named_by else "It is a broken symbolic link"
         raise InvalidConfigurationError("there is no such file", where=file.where, next=next) from None
     except (OSError, ValueError) as exc:  # ValueError: a name with a NUL
         next = "Name a file that can be read"
@@ -179,7 +179,7 @@ def _parse_file(file: _File, directory: str) -> dict[str, Any]:
         why = f"it is not UTF-8 at byte {exc.start}"
         raise InvalidConfigurationError(why, where=file.where, next="Save it as UTF-8") from exc
     except (ValueError, RecursionError) as exc:  # also a number with more digits than Python reads
-        next = 'Text stands in quotes, sections in brackets: [server], host = "::1", port = 8765'
+        next = 'Put text in quotes and sections in brackets: [server], host = "::1", port = 8765'
         raise InvalidConfigurationError(f"it is not TOML: {_reason(exc)}", where=file.where, next=next) from exc
 
 

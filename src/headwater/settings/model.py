@@ -264,7 +264,7 @@ class TransportSettings(SettingsTable):
 
 def _check_names(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) != len(names):
-        raise InvalidOptionError("a name stands in it twice", next="Keep one of them")
+        raise InvalidOptionError("a name is in it twice", next="Keep one of them")
     return names
 
 

@@ -151,7 +151,7 @@ class BaseDedupe(ABC):
                     self._answers[answer] += 1
                 return answer
             # It was released, or forgotten, between the two steps.
-        raise ConflictError(f"the entry of {id!r} comes and goes", where=self.name, next="Try again")
+        raise ConflictError(f"the entry of {id!r} changed at each try", where=self.name, next="Try again")
 
     def extend(self, handler: str, id: str, now_ms: int, claim_ms: int) -> bool:
         self._check(handler, id)

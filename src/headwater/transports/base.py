@@ -56,7 +56,7 @@ class BaseTransport(ABC):
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
-        """The keyword arguments of the class are its options; they may stand in the url's query as well."""
+        """Open the transport. Options are the keyword arguments of the class; they may also be in the url's query."""
         rest, read = read_options(cls, url, options, cls.client_options)
         return cls(*cls._address(rest), **read)
 

@@ -167,7 +167,7 @@ class BatchingTransport(WrappingTransport):
                 raise TransportFailedError(
                     f"the buffer holds {held} of {self._max_buffered} messages{reason}",
                     where=self.name,
-                    next="Publish again when the target has taken some, or flush() to hear what is wrong",
+                    next="Publish again later; flush() raises the error of the target",
                 ) from self._last_error
             now_ms = self._clock.now_ms()
             self._buffer.extend((message, now_ms) for message in messages)

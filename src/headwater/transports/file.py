@@ -240,9 +240,9 @@ class FileTransport(BaseTransport):
             whole = False
         elif not LINE_BEGIN.startswith(tail[: len(LINE_BEGIN)]):
             raise TransportFailedError(
-                "its last line has no end and is none of ours; nothing was changed",
+                "its last line is incomplete and not Headwater's; nothing was changed",
                 where=self.name,
-                next="Choose another path, or end the line",
+                next="Choose another path, or add a line break at the end of the file",
             )
         else:
             whole = _is_whole(tail)
@@ -400,7 +400,7 @@ class StdoutTransport(BaseTransport):
                 raise TransportFailedError(
                     f"the stream took no more ({exc or type(exc).__name__})",
                     where=self.name,
-                    next="See whether its reader is still there",
+                    next="Check that the program that reads it still runs",
                 ) from exc
             self._connected = True
 

@@ -128,7 +128,9 @@ class ObjectStorage(BaseTransport):
         age_ms = span_ms(older_than, "older_than")
         if age_ms < SWEEP_AGE_MIN_MS:
             raise InvalidOptionError(
-                "older_than must be an hour or more", where=self.name, next="What is younger may still get its entry"
+                "older_than must be an hour or more",
+                where=self.name,
+                next="The manifest may still get an entry for younger objects",
             )
         before_ms = self._clock.now_ms() - age_ms
         # Objects first, entries then: what gets its entry in between is found to be named.
@@ -162,7 +164,7 @@ class ObjectStorage(BaseTransport):
             # The number is taken: by another writer, or by ourselves if an answer was lost on its way.
             self._catch_up()
         raise TransportFailedError(
-            "the manifest did not take the batch in time", where=self.name, next="Give it again; fewer writers help"
+            "the manifest did not take the batch in time", where=self.name, next="Publish it again, with fewer writers"
         )
 
     def _write(self, part: ObjectPart) -> str:

@@ -96,7 +96,9 @@ def _open(url: str, where: str, clock: Clock, opener: Opener | None, options: di
         return cast(BaseTransport, cast(Any, made)(url, **read))
     if scheme in _LOGS:
         if opener is None:
-            raise InvalidOptionError("nothing is given that opens logs", where=where, next="Pass opener=headwater.open")
+            raise InvalidOptionError(
+                "no function to open logs was given", where=where, next="Pass opener=headwater.open"
+            )
         log = url[len("headwater:") :] if scheme == "headwater" else url
         return LogTransport(redact_url(url, keep=("schema",)), partial(opener, log, **options))
     meant = "" if scheme or not url else f"Did you mean headwater:{url}? "

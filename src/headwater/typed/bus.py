@@ -159,7 +159,7 @@ class Bus(_BaseBus[Log]):
 
 
 class AsyncBus(_BaseBus[AsyncLog]):
-    """The same over an AsyncLog: `await order.publish(bus)`. Transports run on threads."""
+    """`Bus` for an AsyncLog: `await order.publish(bus)`. Transports run on threads."""
 
     async def close(self) -> None:
         """Closes its transports; the log stays open."""

@@ -50,7 +50,7 @@ class EventOptions(PublishOptions, total=False):
 
 
 class Event(BaseModel):
-    """The base of all events; see the module."""
+    """The base of all event classes: pydantic models with a topic, a type and a version."""
 
     model_config = ConfigDict(
         frozen=True,

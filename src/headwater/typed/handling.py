@@ -72,7 +72,7 @@ def on(
     """
     where = f"handler {id}" if id else "handler"
     if not classes:
-        raise InvalidOptionError("it is for no class", where=where, next="Name the classes whose events it handles")
+        raise InvalidOptionError("no class is named", where=where, next="Name the classes whose events it handles")
     if others not in ("reject", "skip"):
         raise InvalidOptionError(f"others is 'reject' or 'skip', not {others!r}", where=where)
     log = log_of(target, where)
@@ -173,7 +173,7 @@ def _queue_of(classes: Sequence[type[Event]], where: str) -> DedupeQueue | None:
     queues = {id(cls.__headwater__.dedupe): cls.__headwater__.dedupe for cls in classes}
     if len(queues) > 1:
         raise InvalidOptionError(
-            "its classes have different dedupe queues", where=where, next="Say dedupe=… or dedupe=None"
+            "its classes have different dedupe queues", where=where, next="Pass dedupe=… or dedupe=None"
         )
     [queue] = queues.values()
     return queue  # type: ignore[no-any-return]
@@ -185,7 +185,7 @@ def _pattern_of(cls: type[Event]) -> str:
         raise InvalidOptionError(
             "it has no topic to subscribe to",
             where=f"class {cls.__name__}",
-            next='Say pattern="…", or give the class a topic',
+            next='Pass pattern="…", or give the class a topic',
         )
     return topic.pattern
 

@@ -153,7 +153,7 @@ class Supervisor:
         if server is not None:
             server.close()
         if self._unusable is not None:
-            next = self._unusable.next or "Mend it, and start the worker again"
+            next = self._unusable.next or "Fix it, and start the worker again"
             raise InvalidOptionError(self._unusable.error, where=self._unusable.where or options.target, next=next)
         logger.info("all processes have ended")
         return self._code

@@ -161,7 +161,7 @@ def test_a_version_is_restored_where_nothing_is_or_where_it_may(store: ReplicaSt
     target = tmp_path / "restored.db"
     assert store.restore(pusher.name, 1, target).number == 1
     assert target.read_bytes() == pusher.bytes_of(store, 1)
-    with pytest.raises(InvalidOptionError, match="there is such a file"):
+    with pytest.raises(InvalidOptionError, match="the file exists"):
         store.restore(pusher.name, 2, target)
     assert rows_of(target) == ["version 1" * 20]
     store.restore(pusher.name, 2, target, overwrite=True)

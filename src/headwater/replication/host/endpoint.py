@@ -555,7 +555,7 @@ def _listing_refusal(requester: Requester, namespace: str | None) -> HttpRespons
         everything = "replica.>" if namespace is None else f"replica.{namespace}.>"
         if requester.rights.may_read(everything):
             return None
-        return text_response(403, "this token allows to pull no replica here")
+        return text_response(403, "this token may pull no replica here")
     if requester.bearer is not None:
         return _refused(401, "this key or token opens no replica here: it is wrong, or was revoked")
     if requester.needs_token:

@@ -155,7 +155,9 @@ class ReplicaStore:
                 self._serving = lock_file(self._layout.serving_lock)
                 if self._serving is None:
                     raise LockedError(
-                        "another server serves these replicas", where=self.directory, next="Stop it, or name another"
+                        "another server serves these replicas",
+                        where=self.directory,
+                        next="Stop it, or name another directory",
                     )
         try:
             self._catalogue = Catalogue(self.directory, self._clock, create=serve, replicas_max=self._replicas_max)
@@ -314,7 +316,7 @@ class ReplicaStore:
         they wait for disk and processor in turns, and none holds the interpreter for long."""
         path = scratch.path
         if not os.path.exists(path) or any(_size(path + beside) for beside in SIDECARS):
-            raise ReplicationFailedError("the copy did not come to its end", next="Push again")
+            raise ReplicationFailedError("the copy is incomplete", next="Push again")
         shape = shape_of(path)
         if shape.size > self._bytes_max:
             raise TooLargeError(

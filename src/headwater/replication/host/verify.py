@@ -171,7 +171,7 @@ def refuse_target(target: str, *, overwrite: bool) -> None:
     require_place_for(real)
     is_there = os.path.exists(real)
     if is_there and not overwrite:
-        raise InvalidOptionError("there is such a file", where=real, next="Name another one, or pass --overwrite")
+        raise InvalidOptionError("the file exists", where=real, next="Name another one, or pass --overwrite")
     with disk.translated(real):
         left = disk.sidecars_in_use(real)
     if left and is_there:
@@ -251,7 +251,7 @@ def _give_name(draft: str, target: str, *, overwrite: bool) -> None:
     try:
         os.link(draft, target)  # unlike a rename, never replaces a file
     except FileExistsError as exc:
-        raise InvalidOptionError("there is such a file by now", where=target, next="Name another one") from exc
+        raise InvalidOptionError("the file exists now", where=target, next="Name another one") from exc
     except OSError:  # a file system without hard links
         with contextlib.suppress(FileNotFoundError):
             os.replace(draft, target)

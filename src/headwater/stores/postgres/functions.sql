@@ -29,8 +29,7 @@ BEGIN
         correlation_id, type, version, content_type, traceparent, headers);
 END $$;
 
--- The same for Headwater itself, which has checked the message, knows this log by its salt, and says what time it is and
--- how long ids are remembered.
+-- Publishes for Headwater itself, which has checked the message and passes the log's salt, the time and the dedupe window.
 CREATE OR REPLACE FUNCTION publish_checked(
     topic text,
     data json,
@@ -82,8 +81,8 @@ BEGIN
     RETURN last_seq + 1;
 END $$;
 
--- Acks inside the caller's transaction: removes the row of a delivery in flight, and the dead letter that it was redriven
--- from. False if it is not, or no longer, in flight.
+-- Acks inside the caller's transaction: deletes the row of a delivery in flight, and the dead letter that it was redriven
+-- from. Returns false if the message is not in flight with this token.
 CREATE OR REPLACE FUNCTION ack(subscription text, seq bigint, attempt integer, token bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
@@ -109,9 +108,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- Takes the publishing lock until the end of the transaction and tells the last seq that was given out. The next one to
--- ask waits until this transaction has committed, so seqs become visible in their order, without a hole. A transaction
--- that looks at the log as it was earlier would give out seqs that others have, so it is refused.
+-- Takes the publishing lock until the end of the transaction, and returns the last seq. The next publisher waits until
+-- this transaction has ended, so seqs become visible in order and without holes. A transaction with an older snapshot is
+-- refused, because it would assign seqs that are taken.
 CREATE OR REPLACE FUNCTION begin_publishing()
 RETURNS bigint LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -129,8 +128,8 @@ BEGIN
     );
 END $$;
 
--- The seq of a row that is inserted by hand; waiting consumers are notified. A trigger before each row would do the
--- same, but COPY, which Headwater publishes with, writes row by row where there is one.
+-- Returns the seq for a row of a plain INSERT, and notifies waiting consumers. This is a default and not a trigger, because
+-- with a trigger COPY, which Headwater publishes with, writes row by row.
 CREATE OR REPLACE FUNCTION next_seq()
 RETURNS bigint LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -138,7 +137,7 @@ BEGIN
     RETURN "{schema}".begin_publishing() + 1;
 END $$;
 
--- The last message may be deleted by hand: its seq is not given out again, because cursors may be behind it.
+-- Keeps the last seq when messages are deleted with plain SQL, because positions may be above the messages that are left.
 CREATE OR REPLACE FUNCTION keep_last_seq()
 RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -141,7 +141,9 @@ def prepare(connection: PipelinedConnection, schema: str, name: str) -> int:
         with _transaction(connection, schema):
             salt = _fact(connection, "salt")
     if salt is None:
-        raise NotALogError("its facts are gone", where=name, next="Restore a backup, or name another schema")
+        raise NotALogError(
+            "its table `headwater` has lost its rows", where=name, next="Restore a backup, or name another schema"
+        )
     return salt
 
 
@@ -209,7 +211,7 @@ def _migrate(connection: PipelinedConnection, schema: str, version: int, name: s
         raise StoreError(
             f"the step from schema {version} to {version + 1} failed ({exc.diag.message_primary or exc})",
             where=name,
-            next="Mend that and open the log again; nothing of the step stays",
+            next="Fix the cause and open the log again; the step was rolled back",
         ) from exc
     connection.ask(SQL["set_fact"], ("schema_version", version + 1))
 

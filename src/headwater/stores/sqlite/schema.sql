@@ -1,8 +1,8 @@
 -- The log's tables, version 6. Times are milliseconds since 1970 UTC.
 
--- One row, one message. `topic` and `data` are all an INSERT by hand needs; such a row is checked here. Headwater's own
--- rows were checked before and say so in `checked`: 1 if they have nothing but topic, data and time, else 2. A NULL `id`
--- follows from the row: see the view.
+-- One row is one message. An INSERT needs `topic` and `data` only, and the constraints check such a row. Headwater checks
+-- its own rows before, and sets `checked`: 1 if a row has only topic, data and time, else 2. Where `id` is NULL, the view
+-- `history` derives the id from the row.
 CREATE TABLE messages (
     seq            INTEGER PRIMARY KEY AUTOINCREMENT,
     topic          TEXT NOT NULL,
@@ -41,8 +41,8 @@ CREATE TABLE messages (
     )
 ) STRICT;
 
--- Ids that publishers gave, for as long as the dedupe window remembers them. Outlives the message. `scoped_id` is the
--- topic and the id with a # between, which no topic holds: an id is known on its own topic alone.
+-- Ids that publishers gave, kept for the dedupe window, even if the message is deleted. `scoped_id` is the topic and the
+-- id, joined by #, because an id belongs to its topic; no topic contains a #.
 CREATE TABLE remembered_ids (
     seq          INTEGER PRIMARY KEY,
     scoped_id    TEXT NOT NULL,
@@ -50,7 +50,7 @@ CREATE TABLE remembered_ids (
 ) STRICT;
 CREATE UNIQUE INDEX remembered_ids_by_scoped_id ON remembered_ids (scoped_id);
 
--- What numbered publishers have stored: messages `number` and the `length` - 1 after it became `seq` and those after it.
+-- Runs of a publisher's numbered messages: `length` messages from `number` on have the seqs from `seq` on.
 CREATE TABLE receipts (
     publisher TEXT NOT NULL,
     number    INTEGER NOT NULL,
@@ -60,6 +60,7 @@ CREATE TABLE receipts (
     PRIMARY KEY (publisher, number)
 ) STRICT, WITHOUT ROWID;
 
+-- Durable subscriptions: settings (`spec`), position (`floor`), ranges settled above it, holder and its lease.
 CREATE TABLE subscriptions (
     id          TEXT PRIMARY KEY,
     pattern     TEXT NOT NULL,
@@ -78,7 +79,7 @@ CREATE TABLE subscriptions (
     buried      INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Deliveries in flight (token > 0, due at the end of the lease) or waiting (token 0, due at the end of the delay).
+-- Deliveries in flight (token > 0, due at the end of `ack_wait`) or waiting (token 0, due at the end of the delay).
 CREATE TABLE deliveries (
     subscription TEXT NOT NULL,
     seq          INTEGER NOT NULL,
@@ -93,7 +94,7 @@ CREATE TABLE deliveries (
 CREATE INDEX deliveries_by_due ON deliveries (subscription, due_at);
 CREATE INDEX deliveries_by_key ON deliveries (subscription, key, seq) WHERE key IS NOT NULL;
 
--- `message` is the whole message as JSON, for a dead letter outlives it.
+-- Dead letters. `message` is the whole message as JSON, because retention may delete the message itself.
 CREATE TABLE dead_letters (
     id            INTEGER PRIMARY KEY AUTOINCREMENT,
     subscription  TEXT NOT NULL,
@@ -113,6 +114,7 @@ CREATE TABLE dead_letters (
 ) STRICT;
 CREATE INDEX dead_letters_by_seq ON dead_letters (seq);
 
+-- Messages that retention deleted before a subscription settled them. `told`: the subscription was notified.
 CREATE TABLE gaps (
     number       INTEGER PRIMARY KEY,
     subscription TEXT NOT NULL,
@@ -125,6 +127,7 @@ CREATE TABLE gaps (
 ) STRICT;
 CREATE INDEX gaps_by_subscription ON gaps (subscription, told);
 
+-- Retention policies; `limits` is JSON.
 CREATE TABLE retention (
     pattern TEXT NOT NULL,
     dialect TEXT NOT NULL,
@@ -132,7 +135,7 @@ CREATE TABLE retention (
     PRIMARY KEY (pattern, dialect)
 ) STRICT, WITHOUT ROWID;
 
--- What lies at or below the seq `counted_to`, by topic. The tail above it is counted on demand.
+-- Counts of the messages up to the seq `counted_to`, by topic. Later messages are counted on request.
 CREATE TABLE topic_counts (
     topic             TEXT PRIMARY KEY,
     count             INTEGER NOT NULL,
@@ -141,22 +144,21 @@ CREATE TABLE topic_counts (
     last_published_at INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Runs of seqs whose messages retention deleted. What is missing and not in here was not deleted by Headwater. No two
--- runs overlap or touch.
+-- Runs of seqs that retention deleted, so that the audit tells a deletion from a loss. No two runs overlap or touch.
 CREATE TABLE pruned (
     from_seq INTEGER PRIMARY KEY,
     to_seq   INTEGER NOT NULL
 ) STRICT;
 
--- The last batch that a sink published, so that a batch it repeats is known.
+-- The last batch of a Spark stream, position of an import or occurrence of a schedule, so that a repeat is not stored.
 CREATE TABLE sinks (
     sink  TEXT PRIMARY KEY,
     batch INTEGER NOT NULL,
     at    INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- How long deliveries took, as a histogram for each hour: `count` messages came to the `stage` 'deliver' or 'ack' in a
--- time of this bucket (delivery/histogram.py).
+-- Histograms by hour of the times from publish to delivery and to ack: `count` messages reached the `stage` 'deliver' or
+-- 'ack' in a time of this bucket (delivery/histogram.py).
 CREATE TABLE timings (
     subscription TEXT NOT NULL,
     hour         INTEGER NOT NULL,
@@ -167,8 +169,8 @@ CREATE TABLE timings (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX timings_by_hour ON timings (hour);
 
--- The log's figures over time, as JSON: for each `step` between two of them, in milliseconds, a ring of rows whose oldest
--- one is replaced (broker/history.py).
+-- The log's figures over time, as JSON, for the console. Each `step`, the milliseconds between two samples, has a ring of
+-- rows, of which the oldest is replaced (broker/history.py).
 CREATE TABLE samples (
     step    INTEGER NOT NULL,
     slot    INTEGER NOT NULL,
@@ -177,6 +179,7 @@ CREATE TABLE samples (
     PRIMARY KEY (step, slot)
 ) STRICT, WITHOUT ROWID;
 
+-- Leases, such as that of maintenance, and schedules: `owner` is then the publisher and the timetable as JSON.
 CREATE TABLE leases (
     resource TEXT PRIMARY KEY,
     owner    TEXT NOT NULL,
@@ -190,8 +193,8 @@ CREATE TABLE headwater (
     value INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Every message with its id filled in, for reading with plain SQL. The id of a message that was given none is a UUIDv7
--- of its time, the log's salt and its seq.
+-- All messages with their ids, for plain SQL. A message without an explicit id has a UUIDv7 made of its time, the log's
+-- salt and its seq.
 CREATE VIEW history AS
 SELECT
     seq, coalesce(id, printf(
