@@ -17,7 +17,6 @@ import pytest
 from headwater import ManualClock
 from headwater.formats import iso
 from headwater.replication.host import catalogue, disk, versions
-from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.store import ReplicaStore
 from headwater.replication.host.versions import VersionRetention
 from headwater.replication.integrity import dbhash
@@ -45,7 +44,7 @@ def store(directory: Path) -> Iterator[ReplicaStore]:
             with contextlib.closing(sqlite3.connect(scratch.path)) as connection, connection:
                 connection.execute("CREATE TABLE IF NOT EXISTS t (n)")
                 connection.execute("INSERT INTO t VALUES (?)", (number,))
-            store.accept_push(scratch, PushFacts(message=f"number {number}\nand more", dbhash=dbhash(scratch.path)))
+            store.accept_push(scratch, message=f"number {number}\nand more", dbhash=dbhash(scratch.path))
         yield store
 
 
@@ -276,7 +275,7 @@ def test_a_version_without_a_hash_is_whole_and_not_proved(store: ReplicaStore, d
     scratch = store.begin_push(NAME, base="latest", push_id="push 4")
     with contextlib.closing(sqlite3.connect(scratch.path)) as connection, connection:
         connection.execute("INSERT INTO t VALUES (4)")
-    store.accept_push(scratch, PushFacts())
+    store.accept_push(scratch)
     result = run("replica", "verify", directory)
     assert (result.code, result.out.splitlines()[0], result.out.splitlines()[-1]) == (
         0,

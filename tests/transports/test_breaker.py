@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater import ManualClock, Message
-from headwater.delivery.circuit import Breaker, BreakerPolicy, ask, failed, not_tried, succeeded, until_ms
+from headwater.delivery.circuit import Breaker, BreakerPolicy, ask, ended, until_ms
 from headwater.errors import (
     CircuitOpenError,
     ClosedError,
@@ -28,7 +28,7 @@ WAIT_S = 20
 def opened(at_ms: int = 0) -> Breaker:
     breaker = Breaker()
     for _ in range(POLICY.failures):
-        breaker = failed(POLICY, breaker, breaker.turn, at_ms)
+        breaker = ended(POLICY, breaker, breaker.turn, "failed", at_ms)
     assert breaker.state == "open"
     return breaker
 
@@ -36,16 +36,17 @@ def opened(at_ms: int = 0) -> Breaker:
 def test_five_failures_within_two_minutes_open_it() -> None:
     breaker = Breaker()
     for at_ms in (0, 1, 2, 119_998):
-        breaker = failed(POLICY, breaker, breaker.turn, at_ms)
+        breaker = ended(POLICY, breaker, breaker.turn, "failed", at_ms)
         assert breaker.state == "closed"
-    assert failed(POLICY, breaker, breaker.turn, 119_999).state == "open"
-    assert failed(POLICY, breaker, breaker.turn, 120_000).state == "closed"
+    assert ended(POLICY, breaker, breaker.turn, "failed", 119_999).state == "open"
+    assert ended(POLICY, breaker, breaker.turn, "failed", 120_000).state == "closed"
 
 
 def test_successes_between_failures_do_not_forgive_them() -> None:
     breaker = Breaker()
     for at_ms in range(5):
-        breaker = succeeded(failed(POLICY, breaker, breaker.turn, at_ms), breaker.turn, at_ms)
+        breaker = ended(POLICY, breaker, breaker.turn, "failed", at_ms)
+        breaker = ended(POLICY, breaker, breaker.turn, "succeeded", at_ms)
     assert breaker.state == "open"
 
 
@@ -61,21 +62,21 @@ def test_after_its_time_one_try_goes_through() -> None:
 def test_the_try_closes_it_or_opens_it_again() -> None:
     trying, turn = ask(POLICY, opened(), 30_000)
     assert turn is not None
-    closed = succeeded(trying, turn, 30_001)
+    closed = ended(POLICY, trying, turn, "succeeded", 30_001)
     assert (closed.state, closed.failed_at_ms) == ("closed", ())
-    again = failed(POLICY, trying, turn, 30_001)
+    again = ended(POLICY, trying, turn, "failed", 30_001)
     assert until_ms(POLICY, again) == 60_001
-    back = not_tried(POLICY, trying, turn)
+    back = ended(POLICY, trying, turn, "not tried", 30_001)
     assert ask(POLICY, back, 30_001)[1] is not None
 
 
 def test_what_began_before_says_nothing_about_the_try() -> None:
     breaker = opened()
     trying, turn = ask(POLICY, breaker, 30_000)
-    assert succeeded(trying, 0, 30_001) is trying
-    assert failed(POLICY, trying, 0, 30_001) is trying
-    assert not_tried(POLICY, trying, 0) is trying
-    assert failed(POLICY, breaker, 0, 20_000) is breaker
+    assert ended(POLICY, trying, 0, "succeeded", 30_001) is trying
+    assert ended(POLICY, trying, 0, "failed", 30_001) is trying
+    assert ended(POLICY, trying, 0, "not tried", 30_001) is trying
+    assert ended(POLICY, breaker, 0, "failed", 20_000) is breaker
     assert turn != 0
 
 
@@ -86,7 +87,7 @@ def test_a_clock_that_was_set_back_does_not_keep_it_open() -> None:
 def test_failures_from_before_a_clock_was_set_back_do_not_count() -> None:
     breaker = Breaker()
     for at_ms in (3_600_000, 3_600_001, 3_600_002, 3_600_003, 0):
-        breaker = failed(POLICY, breaker, breaker.turn, at_ms)
+        breaker = ended(POLICY, breaker, breaker.turn, "failed", at_ms)
     assert (breaker.state, breaker.failed_at_ms) == ("closed", (0,))
 
 
@@ -153,10 +154,7 @@ def test_it_does_what_the_plain_words_say(policy: BreakerPolicy, steps: list[tup
         elif under_way:
             mark, turn = under_way.pop(which % len(under_way))
             model.ended(mark, what == "succeed", now_ms)
-            if what == "succeed":
-                breaker = succeeded(breaker, turn, now_ms)
-            else:
-                breaker = failed(policy, breaker, turn, now_ms)
+            breaker = ended(policy, breaker, turn, "succeeded" if what == "succeed" else "failed", now_ms)
         state = "closed" if model.opened_ms is None else "open" if model.trying is None else "half-open"
         assert breaker.state == state
 

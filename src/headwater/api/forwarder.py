@@ -42,6 +42,7 @@ from headwater.delivery.circuit import (
     BreakerState,
     Suspect,
     Tried,
+    TryOutcome,
     begin_to_suspect,
     failed_again,
     goes_on,
@@ -179,6 +180,7 @@ class Forwarder:
         self._log = log
         self._clock = clock or SystemClock()
         self._source = _Source(log._core, self._clock, self.id, pattern, options)
+        self._transport = transport
         self._sender = _Sender(transport, breaker or BreakerPolicy(), self._clock)
         self._batch = check_whole("batch", batch, 1, BATCH_MAX)
         self._wait_s = min(span_ms(wait, "wait"), WAIT_MS_MAX) / 1000
@@ -205,7 +207,7 @@ class Forwarder:
         self._clock.on_advance(self._nudge.set)
 
     def __repr__(self) -> str:
-        return f"<Forwarder {self.id} to {self._sender.name}>"
+        return f"<Forwarder {self.id} to {self._transport.name}>"
 
     # --- for users ----------------------------------------------------------------------------------------------
 
@@ -285,7 +287,7 @@ class Forwarder:
         """The state, what was sent and what failed."""
         return ForwarderStatus(
             id=self.id,
-            target=self._sender.name,
+            target=self._transport.name,
             state=self._state,
             forwarded=self._forwarded,
             retried=self._retried,
@@ -402,13 +404,13 @@ class Forwarder:
     def _ack(self, arrived: Sequence[Claimed]) -> None:
         if not arrived:
             return
-        if self._sender.recognises_ids:
+        if self._transport.recognises_ids:
             self._witness = arrived[-1]
         self._count("_forwarded", len(arrived), lambda: self._source.ack(arrived))
 
     def _dead_letter(self, claimed: Claimed, error: str) -> None:
         logger.warning("forwarder %s gives up message %d: %s", self.id, claimed.message.seq, error)
-        handler = f"forward to {self._sender.name}"
+        handler = f"forward to {self._transport.name}"
         self._count("_dead", 1, lambda: self._source.dead_letter(claimed, error, handler))
 
     def _count(self, name: Literal["_forwarded", "_dead"], count: int, settle: Callable[[], None]) -> None:
@@ -454,7 +456,7 @@ class Forwarder:
             self._rounds_in_vain += 1
             self._become("retrying")
             if gives_up and self._sender.state == "open":
-                raise _as_transport_error(made.error, self._sender.name)
+                raise _as_transport_error(made.error, self._transport.name)
             self._pause(backoff_ms(self._policy, self._rounds_in_vain, random.random()))
             self._top_up()
 
@@ -500,7 +502,7 @@ class Forwarder:
             is_closed = (self._sender.open_until_ms or 0) <= now_ms
             if each.suspect.due_ms > now_ms or not is_closed or self._stopping.is_set():
                 continue
-            if not goes_on(tries, target_answers=self._sender.target_answers):
+            if not goes_on(tries, target_answers=self._transport.connected):
                 return
             tried, error = self._sender.try_all([each.claimed])
             tries.append(tried)
@@ -649,20 +651,8 @@ class _Sender:
         self._turn: int | None = None
 
     @property
-    def name(self) -> str:
-        return self._transport.name
-
-    @property
     def state(self) -> BreakerState:
         return self._breaker.state
-
-    @property
-    def recognises_ids(self) -> bool:
-        return self._transport.recognises_ids
-
-    @property
-    def target_answers(self) -> bool:
-        return self._transport.connected
 
     @property
     def open_until_ms(self) -> int | None:
@@ -722,20 +712,14 @@ class _Sender:
 
     def _report(self, made: _Round) -> None:
         turn, self._turn = self._turn, None
-        if turn is None:
-            return
-        now_ms = self._clock.now_ms()
-        if made.sent:
-            self._become(circuit.succeeded(self._breaker, turn, now_ms))
-        elif made.rest:
-            self._become(circuit.failed(self._policy, self._breaker, turn, now_ms))
-        else:
-            self._become(circuit.not_tried(self._policy, self._breaker, turn))
+        if turn is not None:
+            outcome: TryOutcome = "succeeded" if made.sent else "failed" if made.rest else "not tried"
+            self._become(circuit.ended(self._policy, self._breaker, turn, outcome, self._clock.now_ms()))
 
     def _become(self, breaker: Breaker) -> None:
         before, self._breaker = self._breaker, breaker
         if "open" in (before.state, breaker.state) and before.state != breaker.state:
-            logger.info("%s: circuit %s", self.name, breaker.state)
+            logger.info("%s: circuit %s", self._transport.name, breaker.state)
 
 
 def _shown(error: Exception | None) -> str:

@@ -25,6 +25,8 @@ FAILURES_MAX = 1_000
 SPAN_MS_MAX = 30 * 24 * 3600 * 1000
 
 BreakerState = Literal["closed", "open", "half-open"]
+TryOutcome = Literal["succeeded", "failed", "not tried"]
+"""Not tried: the target was not asked, or did not get to answer."""
 
 
 class BreakerPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,27 +66,22 @@ def ask(policy: BreakerPolicy, breaker: Breaker, now_ms: int) -> tuple[Breaker, 
     return breaker, None
 
 
-def succeeded(breaker: Breaker, turn: int, now_ms: int) -> Breaker:
-    """A success closes a half-open circuit. Between failures it changes nothing: they count by their time alone."""
-    if breaker.state == "half-open" and turn == breaker.turn:
-        return Breaker("closed", breaker.turn + 1, now_ms)
-    return breaker
-
-
-def failed(policy: BreakerPolicy, breaker: Breaker, turn: int, now_ms: int) -> Breaker:
+def ended(policy: BreakerPolicy, breaker: Breaker, turn: int, outcome: TryOutcome, now_ms: int) -> Breaker:
+    """The circuit after a try that began in this turn. Successes between failures change nothing: failures count by
+    their time alone. When the one try of a half-open circuit ended without an answer of the target, the next one goes
+    through."""
     if turn != breaker.turn:
         return breaker
-    recent = (*(at for at in breaker.failed_at_ms if 0 <= now_ms - at < policy.within_ms), now_ms)
-    if breaker.state == "half-open" or len(recent) >= policy.failures:
-        return Breaker("open", breaker.turn + 1, now_ms)
-    return msgspec.structs.replace(breaker, failed_at_ms=recent)
-
-
-def not_tried(policy: BreakerPolicy, breaker: Breaker, turn: int) -> Breaker:
-    """The one try of a half-open circuit ended without an answer of the target: the next try goes through."""
-    if breaker.state == "half-open" and turn == breaker.turn:
-        return Breaker("open", breaker.turn + 1, breaker.since_ms - policy.open_ms)
-    return breaker
+    if outcome == "failed":
+        recent = (*(at for at in breaker.failed_at_ms if 0 <= now_ms - at < policy.within_ms), now_ms)
+        if breaker.state == "half-open" or len(recent) >= policy.failures:
+            return Breaker("open", breaker.turn + 1, now_ms)
+        return msgspec.structs.replace(breaker, failed_at_ms=recent)
+    if breaker.state != "half-open":
+        return breaker
+    if outcome == "succeeded":
+        return Breaker("closed", breaker.turn + 1, now_ms)
+    return Breaker("open", breaker.turn + 1, breaker.since_ms - policy.open_ms)
 
 
 # --- the forwarder's verdict ------------------------------------------------------------------------------------------

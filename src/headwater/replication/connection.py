@@ -27,13 +27,10 @@ from websockets.exceptions import (
 
 from headwater.client.options import tls_context
 from headwater.errors import (
-    CorruptError,
-    DiskFullError,
     HeadwaterError,
     InvalidOptionError,
     OverloadedError,
     ReplicationFailedError,
-    TooLargeError,
     UnauthorizedError,
     UnknownReplicaError,
     UnreachableError,
@@ -41,7 +38,7 @@ from headwater.errors import (
 )
 from headwater.replication.names import Remote
 from headwater.replication.outcome import TransferOptions
-from headwater.replication.protocol import ABORT, CONFIG, PREFIX, NewestVersion
+from headwater.replication.protocol import ABORT, ABORT_ERRORS, CONFIG, PREFIX, NewestVersion
 from headwater.replication.rsync import READ_BYTES
 from headwater.version import VERSION
 
@@ -357,16 +354,16 @@ def abort_of(frame: str, where: str) -> HeadwaterError:
             next=f"Pull it elsewhere and merge by hand, or push over it: {where}@latest",
             newest=newest,
         )
-    kind, next = _ABORTS.get(code, (ReplicationFailedError, ""))
-    return kind(why or code, where=where, next=next)
+    kind = ABORT_ERRORS.get(code, ReplicationFailedError)
+    return kind(why or code, where=where, next=_AFTER_ABORT.get(code, ""))
 
 
-_ABORTS: dict[str, tuple[type[HeadwaterError], str]] = {
-    "TOO_LARGE": (TooLargeError, "The server's limit is `replicas.max_bytes`"),
-    "DISK_FULL": (DiskFullError, "Free some disk space on the server"),
-    "CORRUPT": (CorruptError, "Check the database here: PRAGMA integrity_check"),
-    "BUSY": (OverloadedError, "Try again later"),
-    "UNAUTHORIZED": (UnauthorizedError, "Give a key of the replica, or a token of the server"),
+_AFTER_ABORT = {
+    "TOO_LARGE": "The server's limit is `replicas.max_bytes`",
+    "DISK_FULL": "Free some disk space on the server",
+    "CORRUPT": "Check the database here: PRAGMA integrity_check",
+    "BUSY": "Try again later",
+    "UNAUTHORIZED": "Give a key of the replica, or a token of the server",
 }
 
 _REFUSALS: dict[int, tuple[type[HeadwaterError], str]] = {

@@ -8,10 +8,10 @@ import os
 import threading
 
 from headwater.errors import InvalidOptionError
-from headwater.formats import Span, span_ms
+from headwater.formats import Span
 from headwater.replication.names import Place, place_of
 from headwater.replication.outcome import OnFailure, OnOutcome, Outcome
-from headwater.replication.subscription import PushSubscription
+from headwater.replication.subscription import PushSubscription, Subscription
 from headwater.replication.sync import Keys, Sync
 from headwater.replication.timers import Timers
 from headwater.replication.watch import WatcherProcess
@@ -47,8 +47,7 @@ def follow(
     `on_outcome` is called after each push or pull, `on_error` after each failure: those that are retried, and the one
     that ends the follower. Both are called on the thread of the follower, which waits for them; an exception that one
     raises ends it."""
-    spans = {"waitIdle": wait_idle, "minInterval": min_interval, "maxInterval": max_interval}
-    timers = Timers(*(None if span is None else span_ms(span, name) for name, span in spans.items()))
+    timers = Timers.of(wait_idle, min_interval, max_interval)
     work = Sync(
         _absolute(place_of(os.fspath(source))),
         _absolute(place_of(os.fspath(target))),
@@ -57,7 +56,15 @@ def follow(
         ca=None if ca is None else os.path.abspath(ca),
         overwrite=overwrite,
     )
-    return Follower(work, timers, on_outcome, on_error, coordinate=coordinate, push_on_exit=push_on_exit)
+    subscription = work.follow(
+        timers,
+        on_outcome=on_outcome,
+        on_failure=on_error,
+        coordinate=coordinate,
+        push_on_exit=push_on_exit,
+        watch=WatcherProcess,
+    )
+    return Follower(f"{work.source} to {work.target}", subscription, on_error)
 
 
 def _absolute(place: Place) -> Place:
@@ -74,29 +81,11 @@ class Follower:
     The follower ends with the main thread, because Python starts no threads after it. A forked process does not inherit
     the follower and must start its own."""
 
-    def __init__(
-        self,
-        work: Sync,
-        timers: Timers,
-        on_outcome: OnOutcome | None,
-        on_error: OnFailure | None,
-        *,
-        coordinate: bool,
-        push_on_exit: bool,
-    ) -> None:
-        self._name = f"{work.source} to {work.target}"
-        self._on_outcome = on_outcome
+    def __init__(self, name: str, subscription: Subscription, on_error: OnFailure | None) -> None:
+        self._name = name
+        self._subscription = subscription
         self._on_error = on_error
-        self._outcome: Outcome | None = None
         self._error: Exception | None = None
-        self._subscription = work.follow(
-            timers,
-            on_outcome=self._save_outcome,
-            on_failure=on_error,
-            coordinate=coordinate,
-            push_on_exit=push_on_exit,
-            watch=WatcherProcess,
-        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
         self._lock = threading.Lock()
@@ -109,7 +98,7 @@ class Follower:
     @property
     def outcome(self) -> Outcome | None:
         """The outcome of the newest push or pull."""
-        return self._outcome
+        return self._subscription.outcome
 
     @property
     def error(self) -> Exception | None:
@@ -153,11 +142,6 @@ class Follower:
         except Exception:
             if kind is None:  # otherwise that exception is more important
                 raise
-
-    def _save_outcome(self, outcome: Outcome) -> None:
-        self._outcome = outcome
-        if self._on_outcome is not None:
-            self._on_outcome(outcome)
 
     def _run(self) -> None:
         try:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import threading
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from headwater.errors import CorruptError, LockedError, NotADatabaseError, ReplicationFailedError
@@ -15,7 +15,7 @@ from headwater.replication import quick_check
 from headwater.replication.local_database import url_of
 from headwater.replication.quick_check import FINDINGS_MAX
 from headwater.replication.sqlite_tools import MEMORY_BYTES_MAX, cpu_s_for, limit_exceeded, run, tool_path
-from headwater.replication.threads import stoppable
+from headwater.replication.threads import running, stoppable
 
 CHECK_S_MAX = 600.0
 INTERACTIVE_S_MAX = 24 * 3600.0
@@ -50,16 +50,9 @@ def dbhash_if_any(path: str, *, live: bool = False, stop: threading.Event | None
         raise
 
 
-def start_hash(path: str, stack: AsyncExitStack, *, live: bool = False) -> asyncio.Task[str | None]:
-    """Start `dbhash_if_any` as a task, which ends with the stack at the latest: then the file is released."""
-    hashing = asyncio.create_task(stoppable(lambda stop: dbhash_if_any(path, live=live, stop=stop)))
-
-    async def end() -> None:
-        hashing.cancel()
-        await asyncio.gather(hashing, return_exceptions=True)
-
-    stack.push_async_callback(end)
-    return hashing
+def hashing(path: str, *, live: bool = False) -> AbstractAsyncContextManager[asyncio.Task[str | None]]:
+    """Run `dbhash_if_any` as a task while it is entered; afterwards the file is released."""
+    return running(stoppable(lambda stop: dbhash_if_any(path, live=live, stop=stop)))
 
 
 def check_integrity(

@@ -50,10 +50,10 @@ Identity = tuple[int, int]  # device and inode
 
 _DONE = b"that is all\n"
 _ERROR = re.compile(r"(?:Parse |Runtime )?[Ee]rror\b.*?: (.*)")
-_SHAPE = "PRAGMA journal_mode; PRAGMA page_size; PRAGMA page_count;"
-# Without the bytes of COUNTERS; `substr` counts from 1.
-_FIRST_PAGE_HASH = (
-    "SELECT hex(sha3(hex(substr(data, 1, 24)) || hex(substr(data, 29, 64)) || hex(substr(data, 101))))"
+# The first page without the bytes of COUNTERS; `substr` counts from 1.
+_SHAPE = (
+    "PRAGMA journal_mode; PRAGMA page_size; PRAGMA page_count;"
+    " SELECT hex(sha3(hex(substr(data, 1, 24)) || hex(substr(data, 29, 64)) || hex(substr(data, 101))))"
     " FROM sqlite_dbpage WHERE pgno = 1;"
 )
 
@@ -214,12 +214,8 @@ class Shell:
         return self.ask("PRAGMA data_version;")[0]
 
     def shape(self) -> DatabaseShape:
-        mode, page_size, pages = self.ask(_SHAPE)
-        return DatabaseShape(int(page_size), int(pages), mode == "wal")
-
-    def first_page_hash(self) -> str:
-        """A hash of the first page without its counters of commits, which each copy keeps for itself."""
-        return self.ask(_FIRST_PAGE_HASH)[0]
+        mode, page_size, pages, *head = self.ask(_SHAPE)
+        return DatabaseShape(int(page_size), int(pages), mode == "wal", head[0] if head else None)
 
 
 def url_of(path: str, parameters: str) -> str:
@@ -264,6 +260,8 @@ class DatabaseShape(NamedTuple):
     page_size: int
     pages: int
     is_wal: bool
+    head: str | None
+    """A hash of the first page without its counters of commits, which each copy keeps for itself; None if empty."""
 
 
 def shape_of(path: str, stop: threading.Event | None = None) -> DatabaseShape | None:
@@ -286,12 +284,6 @@ async def require_shape(path: str) -> DatabaseShape:
             next="Create a table first" if is_there else "Check the path",
         )
     return shape
-
-
-def first_page_hash(path: str, stop: threading.Event | None = None) -> str:
-    """See `Shell.first_page_hash`. Blocks."""
-    with Shell(path, stop) as shell:
-        return shell.first_page_hash()
 
 
 # --- writing --------------------------------------------------------------------------------------------------------

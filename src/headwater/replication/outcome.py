@@ -78,6 +78,6 @@ OnFailure = Callable[[Exception], None]
 class Callbacks(NamedTuple):
     """Of a subscription. `on_failure` is called before each retry."""
 
-    on_outcome: OnOutcome
+    on_outcome: OnOutcome | None = None
     on_progress: OnProgress | None = None
     on_failure: OnFailure | None = None

@@ -8,9 +8,27 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from headwater.errors import (
+    CorruptError,
+    DiskFullError,
+    HeadwaterError,
+    OverloadedError,
+    TooLargeError,
+    UnauthorizedError,
+)
+
 PREFIX = "/sapi/"
 CONFIG, MESSAGE, ABORT = "CONFIG=", "MESSAGE=", "ABORT="
 CLAIM, CHANGED, RELEASE, LATEST = "SQLRSYNC_CLAIM", "SQLRSYNC_CHANGED", "SQLRSYNC_RELEASE", "LATEST_VERSION"
+
+ABORT_ERRORS: dict[str, type[HeadwaterError]] = {
+    "TOO_LARGE": TooLargeError,
+    "DISK_FULL": DiskFullError,
+    "CORRUPT": CorruptError,
+    "BUSY": OverloadedError,
+    "UNAUTHORIZED": UnauthorizedError,
+}
+"""By the code of an ABORT. Besides, there are VERSION_CONFLICT, and FAILED for any other error."""
 
 MESSAGE_CHARS_MAX = 4096
 PUSH_ID_CHARS_MAX = 128

@@ -21,14 +21,14 @@ from headwater.errors import (
     UnsyncedChangesError,
 )
 from headwater.replication.connection import CLOSE_S_MAX, CLOSED_EARLY, ReplicaConnection, as_partial
-from headwater.replication.integrity import dbhash_if_any, start_hash
+from headwater.replication.integrity import dbhash_if_any, hashing
 from headwater.replication.local_database import (
     Shell,
-    first_page_hash,
     no_space,
     remove_database,
     remove_if_empty,
     replace_content,
+    require_shape,
     settle,
     shape_of,
 )
@@ -38,7 +38,7 @@ from headwater.replication.protocol import PullOffer
 from headwater.replication.rsync import REPLICA_BEGIN, OriginStream, RsyncProcess
 from headwater.replication.snapshot import take_snapshot
 from headwater.replication.sync_state import SyncRecord, SyncState
-from headwater.replication.threads import thread_to_its_end
+from headwater.replication.threads import running, thread_to_its_end
 
 CLOSING_S_MAX = 60.0  # for the server to close the session after all pages are written
 
@@ -84,22 +84,20 @@ class _Pull:
         started_s = time.monotonic()
         self._report("preparing")
         shape = await asyncio.to_thread(shape_of, self._path, self.stop)
-        page_size = None if shape is None else shape.page_size
-        hashing = None
-        if page_size is not None and self.options.overwrite:
-            self._head = await asyncio.to_thread(first_page_hash, self._path, self.stop)
-        elif page_size is not None:
+        page_size = here = None
+        if shape is not None:
+            page_size, self._head = shape.page_size, shape.head
+        if shape is not None and not self.options.overwrite:
             self._compared = self.stack.enter_context(Shell(self._path, self.stop))
             self._compared_version = await asyncio.to_thread(self._compared.data_version)
-            self._head = await asyncio.to_thread(self._compared.first_page_hash)
-            hashing = start_hash(self._path, self.stack, live=True)
+            here = await self.stack.enter_async_context(hashing(self._path, live=True))
         await self.stack.enter_async_context(self._connection)
         await self._connection.send_config({})
         offer = await self._connection.config(PullOffer)
         self._size = offer.size
         self._received = OriginStream(offer.page_size)
-        if hashing is not None:
-            self._refuse_unsynced(await hashing, offer)
+        if here is not None:
+            self._refuse_unsynced(await here, offer)
         try:
             await self._move(offer, page_size)
         except LockedError:
@@ -116,7 +114,7 @@ class _Pull:
         head: str | None
         if self.options.dry:
             dbhash = offer.dbhash
-            head = await asyncio.to_thread(first_page_hash, self.state.pulled_path)
+            head = (await require_shape(self.state.pulled_path)).head
         else:
             dbhash, head = await self._proved(offer)
             record = SyncRecord(replica_id=offer.replica_id, base=offer.version, dbhash=dbhash, head=head)
@@ -232,9 +230,10 @@ class _Pull:
     async def _receive(self, path: str) -> None:
         replica = await RsyncProcess.replica(path)
         try:
-            answering = asyncio.create_task(self._answer(replica, path))
-            receiving = asyncio.create_task(self._read_pages(replica))
-            try:
+            async with (
+                running(self._answer(replica, path)) as answering,
+                running(self._read_pages(replica)) as receiving,
+            ):
                 await self._connection.first_of(answering, receiving, lambda: self._sent + self._received.bytes)
                 if receiving.done():  # it ends early only by an error
                     await receiving
@@ -254,10 +253,6 @@ class _Pull:
                         "the server did not close the session", where=self._connection.shown, next="Try again"
                     )
                 await receiving
-            finally:
-                for task in (answering, receiving):
-                    task.cancel()
-                await asyncio.gather(answering, receiving, return_exceptions=True)
         finally:
             is_live = path == self._path
             self._may_be_written = is_live and (self._is_whole or self._received.may_have_committed)
@@ -310,10 +305,10 @@ class _Pull:
             next=f"Verify the replica first: headwater replica verify {self.remote.key}@{offer.version}; then {again}",
         )
 
-    def _hash_now(self) -> tuple[str | None, str, bool]:
+    def _hash_now(self) -> tuple[str | None, str | None, bool]:
         """The hash of the database, that of its first page, and whether it was written meanwhile. Opens it first:
         `sqlite3_dbhash` waits for no lock. Blocks."""
         with Shell(self._path) as shell:
             before = shell.data_version()
-            here, head = dbhash_if_any(self._path, live=True, stop=self.stop), shell.first_page_hash()
+            here, head = dbhash_if_any(self._path, live=True, stop=self.stop), shell.shape().head
             return here, head, shell.data_version() != before

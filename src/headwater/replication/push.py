@@ -27,8 +27,8 @@ from headwater.replication.connection import (
     is_cut,
     newest_version,
 )
-from headwater.replication.integrity import start_hash
-from headwater.replication.local_database import first_page_hash, require_shape, settle
+from headwater.replication.integrity import hashing
+from headwater.replication.local_database import require_shape, settle
 from headwater.replication.names import Remote
 from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress, TransferOptions
 from headwater.replication.protocol import (
@@ -51,7 +51,7 @@ from headwater.replication.rsync import (
 )
 from headwater.replication.snapshot import Snapshot, take_snapshot
 from headwater.replication.sync_state import SyncRecord, SyncState
-from headwater.replication.threads import thread_to_its_end
+from headwater.replication.threads import running, thread_to_its_end
 
 ABORT_S_MAX = 2.0  # for the server's reason to arrive, when its process has failed
 
@@ -131,12 +131,14 @@ class _Push:
             raise _half_pulled(self.remote, self.local)
         self._report("preparing")
         await require_shape(self.state.database)  # refuses before the server is asked
-        taken = await self._snapshot_and_connect()
+        async with running(take_snapshot(self.state.database, self.state.snapshot_path)) as copying:
+            await self.stack.enter_async_context(self._connection)
+            taken = await copying
         self._size = taken.size
         self._sent = OriginStream(taken.page_size)
-        hashing = None
+        here = None
         if taken.is_copy and not self.options.dry:
-            hashing = start_hash(taken.path, self.stack)
+            here = await self.stack.enter_async_context(hashing(taken.path))
         if not taken.is_copy:
             self.stack.push_async_callback(settle, taken.path)
         origin = await RsyncProcess.origin(taken.path)
@@ -149,9 +151,7 @@ class _Push:
             if isinstance(named_base, int) and named_base > exc.newest:
                 raise _no_such_base(exc, named_base, self.remote) from exc
             raise
-        head = None
-        if taken.is_copy:
-            head = await asyncio.to_thread(first_page_hash, taken.path)
+        head = (await require_shape(taken.path)).head if taken.is_copy else None
         if named_base is None and record.base and record.replica_id not in (None, agreed.replica_id):
             raise _another_replica(agreed.base, self.remote)
         try:
@@ -159,7 +159,7 @@ class _Push:
                 committed, dbhash = await self._dry_run(origin, agreed, record, head), None
             else:
                 attempt = _attempt(record, named_base, agreed, push_id)
-                committed, dbhash = await self._move_and_commit(origin, hashing, attempt)
+                committed, dbhash = await self._move_and_commit(origin, here, attempt)
         except HeadwaterError as exc:
             raise as_partial(exc) from exc
         if not self.options.dry:
@@ -189,16 +189,6 @@ class _Push:
         if self.progress is not None:
             self.progress(Progress(self._sent.bytes, self._received, self._size, phase))
 
-    async def _snapshot_and_connect(self) -> Snapshot:
-        """Do both at once; without a connection the snapshot is cancelled."""
-        copying = asyncio.create_task(take_snapshot(self.state.database, self.state.snapshot_path))
-        try:
-            await self.stack.enter_async_context(self._connection)
-            return await copying
-        finally:
-            copying.cancel()
-            await asyncio.gather(copying, return_exceptions=True)
-
     async def _begin(self, taken: Snapshot, record: SyncRecord, base: int | str, push_id: str) -> PushReady:
         if self.options.message:
             await self._connection.send_text(MESSAGE + self.options.message)
@@ -224,7 +214,8 @@ class _Push:
         newest = await asyncio.to_thread(newest_version, self.remote, self.options.key, self.options.ca)
         here = None
         if taken.is_copy and (record.dbhash or (newest is not None and newest.dbhash)):
-            here = await start_hash(taken.path, self.stack)
+            async with hashing(taken.path) as found:
+                here = await found
         if may_recognise and newest is not None:
             known = _recognised(newest, here, record, self.state)
             if known is not None:
@@ -245,21 +236,24 @@ class _Push:
         return PushCommitted(version=0, changed_pages=pages, is_new=pages > 0)
 
     async def _move_and_commit(
-        self, origin: RsyncProcess, hashing: asyncio.Task[str | None] | None, attempt: SyncRecord
+        self, origin: RsyncProcess, here: asyncio.Task[str | None] | None, attempt: SyncRecord
     ) -> tuple[PushCommitted, str | None]:
-        saving = asyncio.create_task(thread_to_its_end(self.state.save, self.remote, attempt))
-        self.stack.push_async_callback(lambda: asyncio.gather(saving, return_exceptions=True))
-        await self._move(origin)
-        self._report("finishing")
-        dbhash = await hashing if hashing else None
-        await saving
+        async with running(thread_to_its_end(self.state.save, self.remote, attempt)) as saving:
+            await self._move(origin)
+            self._report("finishing")
+            dbhash = await here if here else None
+            await saving
         return await self._complete(dbhash), dbhash
 
     async def _move(self, origin: RsyncProcess) -> None:
-        """Send all pages; returns when the origin has exited without an error."""
-        receiving = asyncio.create_task(self._receive(origin))
-        try:
-            await self._send_all(origin, receiving)
+        """Send all pages; returns when the origin has exited without an error. Raises the server's reason if it ends
+        the session first."""
+        async with running(self._receive(origin)) as receiving:
+            async with running(self._send(origin)) as sending:
+                await self._connection.first_of(sending, receiving, lambda: self._sent.bytes + self._received)
+                if not sending.done() or (receiving.done() and is_cut(sending)):
+                    await receiving
+                await sending
             try:
                 await origin.wait()
             except ReplicationFailedError as exc:
@@ -270,21 +264,6 @@ class _Push:
                 raise _at_the_server(exc.why, self._connection.shown) from exc
             if receiving.done():
                 await receiving
-        finally:
-            receiving.cancel()
-            await asyncio.gather(receiving, return_exceptions=True)
-
-    async def _send_all(self, origin: RsyncProcess, receiving: asyncio.Task[None]) -> None:
-        """Raises the server's reason if it ends the session first."""
-        sending = asyncio.create_task(self._send(origin))
-        try:
-            await self._connection.first_of(sending, receiving, lambda: self._sent.bytes + self._received)
-            if not sending.done() or (receiving.done() and is_cut(sending)):
-                await receiving
-            await sending
-        finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
 
     async def _send(self, origin: RsyncProcess) -> None:
         head = tail = b""

@@ -7,7 +7,7 @@ Report events, then call `step`, do what it returns, and call it again at `wake_
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from headwater.delivery.retry import RetryPolicy, backoff_ms
 from headwater.replication.claims import CLAIM_MS_MAX, GRACE_MS
@@ -46,24 +46,8 @@ class Release(NamedTuple):
 Action = Claim | Changed | Push | Release
 
 
-class _Free(NamedTuple):
-    """No known claim."""
-
-
-class _Asked(NamedTuple):
-    at_ms: int
-    ends_ms: int
-
-
-class _Mine(NamedTuple):
-    ends_ms: int
-
-
-class _Theirs(NamedTuple):
-    until_ms: int
-
-
-_FREE = _Free()
+Turn = Literal["free", "asked", "mine", "theirs"]
+"""Whose turn to push it is: no claim is known, the answer to one is awaited, or this or another client holds one."""
 
 
 class PushSchedule:
@@ -80,7 +64,8 @@ class PushSchedule:
         self._failures = 0
         self._pushing = False
         self._connected = False
-        self._turn: _Free | _Asked | _Mine | _Theirs = _FREE
+        self._turn: Turn = "free"
+        self._turn_ends_ms = now  # of the claim; while an answer is awaited, for how long
         self._claim_ends_ms = now
         self._next_claim_ms = now
         self._held = False  # the server may regard this client as the holder
@@ -104,8 +89,8 @@ class PushSchedule:
             self._failures += 1
             self._retry_ms = now + backoff_ms(BACKOFF, self._failures, self._jitter())
         self._give_back = self._held
-        if isinstance(self._turn, _Asked | _Mine):
-            self._turn = _FREE
+        if self._turn in ("asked", "mine"):
+            self._turn = "free"
 
     def want_push(self, now: int) -> None:
         """Push without waiting for the timers."""
@@ -114,27 +99,27 @@ class PushSchedule:
     def connected(self, now: int) -> None:
         """A requested push waited for this."""
         self._connected = True
-        self._turn = _FREE
+        self._turn = "free"
         if self._wanted_ms is not None:
             self._wanted_ms = min(self._wanted_ms, now)
 
     def disconnected(self, now: int) -> None:
         """Claims of other clients are unknown now, so they delay nothing."""
         self._connected = False
-        self._turn = _FREE
+        self._turn = "free"
 
     def granted(self, now: int) -> None:
         if self._connected and self._held:  # not for a claim that was released before its answer came
-            self._turn = _Mine(self._claim_ends_ms)
+            self._turn, self._turn_ends_ms = "mine", self._claim_ends_ms
 
     def claimed_by_other(self, now: int, span_ms: int) -> None:
         if self._connected:
-            self._turn = _Theirs(now + max(0, min(span_ms, CLAIM_MS_MAX)))
+            self._turn, self._turn_ends_ms = "theirs", now + max(0, min(span_ms, CLAIM_MS_MAX))
             self._held = self._give_back = False
 
     def released_by_other(self, now: int) -> None:
-        if isinstance(self._turn, _Theirs):
-            self._turn = _FREE
+        if self._turn == "theirs":
+            self._turn = "free"
 
     # --- decisions --------------------------------------------------------------------------------------------------
 
@@ -188,44 +173,43 @@ class PushSchedule:
             self._announced_changes = True
 
     def _take_turn(self, now: int, ready_ms: int, actions: list[Action]) -> int | None:
-        turn = self._turn = self._turn_at(now)
-        if isinstance(turn, _Theirs):
-            return turn.until_ms
-        if isinstance(turn, _Asked):
-            return turn.at_ms + ANSWER_MS_MAX
-        if isinstance(turn, _Mine):
-            if now >= ready_ms or ready_ms <= turn.ends_ms:
+        self._end_turn(now)
+        if self._turn in ("asked", "theirs"):
+            return self._turn_ends_ms
+        if self._turn == "mine":
+            if now >= ready_ms or ready_ms <= self._turn_ends_ms:
                 return self._push_when_ready(now, ready_ms, actions)
-            extend_ms = max(turn.ends_ms - self._lead_ms, self._next_claim_ms)
+            extend_ms = max(self._turn_ends_ms - self._lead_ms, self._next_claim_ms)
             if now < extend_ms:
                 return min(extend_ms, ready_ms)
-            self._turn = _Mine(self._claim(now, ready_ms, actions))
+            self._claim(now, ready_ms, actions)
+            self._turn_ends_ms = self._claim_ends_ms
             return ready_ms
         # A claim is not held during a backoff: another client may succeed.
         claim_ms = max(self._next_claim_ms, self._retry_ms or 0)
         if now < claim_ms:
             return claim_ms
-        self._turn = _Asked(now, self._claim(now, ready_ms, actions))
-        return now + ANSWER_MS_MAX
+        self._claim(now, ready_ms, actions)
+        self._turn, self._turn_ends_ms = "asked", now + ANSWER_MS_MAX
+        return self._turn_ends_ms
 
-    def _turn_at(self, now: int) -> _Free | _Asked | _Mine | _Theirs:
-        turn = self._turn
-        if isinstance(turn, _Theirs) and now >= turn.until_ms:
-            return _FREE
-        if isinstance(turn, _Asked) and now >= turn.at_ms + ANSWER_MS_MAX:
-            return _Mine(max(turn.ends_ms, now))
-        if isinstance(turn, _Mine) and now >= turn.ends_ms + LATE_MS_MAX:
-            return _FREE
-        return turn
+    def _end_turn(self, now: int) -> None:
+        """End the turn when its time is over. A claim without an answer counts as granted; one of this client is
+        relied on a little longer."""
+        if now < self._turn_ends_ms + (LATE_MS_MAX if self._turn == "mine" else 0):
+            return
+        if self._turn == "asked":
+            self._turn, self._turn_ends_ms = "mine", max(self._claim_ends_ms, now)
+        else:
+            self._turn = "free"
 
-    def _claim(self, now: int, ready_ms: int, actions: list[Action]) -> int:
-        """Claim the time until the push; returns its end."""
+    def _claim(self, now: int, ready_ms: int, actions: list[Action]) -> None:
+        """Claim the time until the push."""
         span_ms = max(ready_ms - now, CLAIM_MS_LEAST)
         actions.append(Claim(span_ms))
         self._claim_ends_ms = now + span_ms
         self._next_claim_ms = now + self._lead_ms
         self._held, self._give_back = True, False
-        return self._claim_ends_ms
 
     def _push_when_ready(self, now: int, ready_ms: int, actions: list[Action]) -> int | None:
         if now < ready_ms:

@@ -72,7 +72,7 @@ async def take_snapshot(path: str, into: str) -> Snapshot:
 
 def _snapshot(path: str, into: str, stop: threading.Event) -> Snapshot:
     with Shell(path, stop) as source:
-        page_size, pages, is_wal = source.shape()
+        page_size, pages, is_wal, _ = source.shape()
         if pages == 0:
             raise NotADatabaseError("this database is empty", where=path, next="Create a table first")
         size = page_size * pages

@@ -47,6 +47,7 @@ from headwater.replication.pull import pull
 from headwater.replication.push import push
 from headwater.replication.schedule import BACKOFF, Changed, Claim, Push, PushSchedule, Release
 from headwater.replication.sync_state import SyncState
+from headwater.replication.threads import running
 from headwater.replication.timers import Timers, seconds_text
 
 PERMANENT_ERRORS = (
@@ -100,6 +101,8 @@ class Subscription:
         self._wake = asyncio.Event()
         self._stopping = False
         self._error: BaseException | None = None
+        self.outcome: Outcome | None = None
+        """Of the newest push or pull."""
         self._connection: ReplicaConnection | None = None
         self._was_open = False
 
@@ -111,6 +114,11 @@ class Subscription:
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
         self.stop()
+
+    def _report_outcome(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        if self._on_outcome is not None:
+            self._on_outcome(outcome)
 
     def _report_failure(self, error: Exception, text: str, *values: object) -> None:
         """Report to the caller's callback, otherwise as a warning."""
@@ -129,12 +137,8 @@ class Subscription:
 
     async def run(self) -> None:
         """Ends after `stop`; a permanent error is raised."""
-        connecting = asyncio.create_task(self.keep_connected())
-        try:
+        async with running(self.keep_connected()):
             await self.follow()
-        finally:
-            connecting.cancel()
-            await asyncio.gather(connecting, return_exceptions=True)
         if self._error is not None:
             raise self._error
 
@@ -323,7 +327,7 @@ class PushSubscription(Subscription):
             self._reporter.note_success()
             self._warn_if_shrunk(task.result())
             try:
-                self._on_outcome(task.result())
+                self._report_outcome(task.result())
             except Exception as exc:  # one that fails ends the subscription
                 self._fail(exc)
             return
@@ -466,7 +470,7 @@ class PullSubscription(Subscription):
         if not self._is_outdated:
             self._have = outcome.version or newest
             self._replica_id = SyncState(self._local).load(self._remote).replica_id
-        self._on_outcome(outcome)
+        self._report_outcome(outcome)
         return True
 
     # --- events -------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine
@@ -19,7 +18,6 @@ from headwater.errors import DiskFullError, InputOutputError, InvalidOptionError
 from headwater.replication.local_database import (
     Shell,
     check_database_file,
-    first_page_hash,
     no_space,
     remove_if_empty,
     replace_content,
@@ -133,7 +131,7 @@ class Sync:
         self,
         timers: Timers,
         *,
-        on_outcome: OnOutcome,
+        on_outcome: OnOutcome | None = None,
         coordinate: bool = False,
         push_on_exit: bool = False,
         on_progress: OnProgress | None = None,
@@ -248,7 +246,7 @@ async def copy(source: str, target: str, progress: OnProgress | None = None, *, 
     size = page_size * pages
     stream, received = OriginStream(page_size), 0
     is_same_size = there is not None and there.page_size == page_size
-    is_first_page_same = is_same_size and await stoppable(lambda stop: _have_same_first_page(source, target, stop))
+    is_first_page_same = there is not None and there.head == shape.head
 
     def on_progress(sent: int, received: int) -> None:
         if progress is not None:
@@ -298,11 +296,6 @@ async def copy(source: str, target: str, progress: OnProgress | None = None, *, 
 def _replace(source: str, target: str) -> None:
     with Shell(target) as shell:
         replace_content(source, shell)
-
-
-def _have_same_first_page(source: str, target: str, stop: threading.Event) -> bool:
-    """Whether the first pages are equal but for the counters of commits. Blocks."""
-    return first_page_hash(source, stop) == first_page_hash(target, stop)
 
 
 async def _steady(source: str, stack: ExitStack) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
@@ -74,17 +74,23 @@ async def _to_its_end(working: asyncio.Future[T]) -> T:
     return working.result()
 
 
-async def together(*work: Coroutine[Any, Any, None]) -> None:
-    """Run all concurrently; the first failure ends the rest."""
-    tasks = [asyncio.ensure_future(each) for each in work]
+@contextlib.asynccontextmanager
+async def running(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """A task that has ended when the block ends: one that still runs then is cancelled."""
+    task = asyncio.create_task(work)
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def together(one: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None]) -> None:
+    """Run both concurrently; the first failure ends the other one."""
+    async with running(one) as first, running(other) as second:
+        done, _ = await asyncio.wait({first, second}, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
             task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def wait_out(*doing: asyncio.Future[Any]) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 from headwater.errors import InvalidOptionError
-from headwater.formats import format_duration, parse_duration
+from headwater.formats import Span, format_duration, span_ms
 
 SECOND_MS = 1_000
 DAY_MS = 24 * 3600 * SECOND_MS
@@ -48,10 +47,10 @@ class Timers:
         _check_range("waitIdle", wait_idle_ms, WAIT_IDLE_MS_MIN, WAIT_IDLE_MS_MAX)
         _check_range("minInterval", shortest, 0, MIN_INTERVAL_MS_MAX)
         _check_range("maxInterval", longest, WAIT_IDLE_MS_MIN, MAX_INTERVAL_MS_MAX)
-        for name, span_ms in (("waitIdle", wait_idle_ms), ("minInterval", shortest)):
-            if span_ms > longest:
+        for name, least_ms in (("waitIdle", wait_idle_ms), ("minInterval", shortest)):
+            if least_ms > longest:
                 raise InvalidOptionError(
-                    f"maxInterval {format_duration(longest)} is shorter than {name} {format_duration(span_ms)}",
+                    f"maxInterval {format_duration(longest)} is shorter than {name} {format_duration(least_ms)}",
                     next=f"Make maxInterval at least as long as {name}",
                 )
         object.__setattr__(self, "wait_idle_ms", wait_idle_ms)
@@ -59,17 +58,10 @@ class Timers:
         object.__setattr__(self, "max_interval_ms", longest)
 
     @classmethod
-    def of(cls, wait_idle: str | None, min_interval: str | None = None, max_interval: str | None = None) -> Timers:
-        """Timers from the texts of the flags; an error names the flag."""
-        return cls(
-            _flag_ms("waitIdle", wait_idle),
-            _flag_ms("minInterval", min_interval),
-            _flag_ms("maxInterval", max_interval),
-        )
-
-
-def _flag_ms(name: str, text: str | None) -> int | None:
-    return None if text is None else parse_duration(text, f"--{name}") // timedelta(milliseconds=1)
+    def of(cls, wait_idle: Span | None, min_interval: Span | None = None, max_interval: Span | None = None) -> Timers:
+        """Timers from spans as users give them."""
+        spans = {"waitIdle": wait_idle, "minInterval": min_interval, "maxInterval": max_interval}
+        return cls(*(None if span is None else span_ms(span, name) for name, span in spans.items()))
 
 
 def _check_range(name: str, span_ms: int, least_ms: int, most_ms: int) -> None:

@@ -6,16 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from headwater.delivery.circuit import (
-    Breaker,
-    BreakerPolicy,
-    BreakerState,
-    ask,
-    failed,
-    not_tried,
-    succeeded,
-    until_ms,
-)
+from headwater.delivery.circuit import Breaker, BreakerPolicy, BreakerState, TryOutcome, ask, ended, until_ms
 from headwater.errors import CircuitOpenError, ClosedError, InvalidInputError
 from headwater.formats import iso
 from headwater.message import Message
@@ -58,18 +49,18 @@ class BreakerTransport(WrappingTransport):
             self.inner.publish_many(messages)
             return
         turn = self._ask()
+        outcome: TryOutcome = "not tried"  # so it stays when it is interrupted
         try:
             self.inner.publish_many(messages)
+            outcome = "succeeded"
         except (InvalidInputError, ClosedError):  # no failure of the target
-            self._become(lambda breaker: not_tried(self._policy, breaker, turn))
             raise
         except Exception:
-            self._become(lambda breaker: failed(self._policy, breaker, turn, self._clock.now_ms()))
+            outcome = "failed"
             raise
-        except BaseException:  # interrupted
-            self._become(lambda breaker: not_tried(self._policy, breaker, turn))
-            raise
-        self._become(lambda breaker: succeeded(breaker, turn, self._clock.now_ms()))
+        finally:
+            with self._lock:
+                self._become(ended(self._policy, self._breaker, turn, outcome, self._clock.now_ms()))
 
     def close(self) -> None:
         self._closed = True
@@ -78,7 +69,7 @@ class BreakerTransport(WrappingTransport):
     def _ask(self) -> int:
         with self._lock:
             breaker, turn = ask(self._policy, self._breaker, self._clock.now_ms())
-            self._set(breaker)
+            self._become(breaker)
             if turn is not None:
                 return turn
             until = until_ms(self._policy, breaker)
@@ -90,11 +81,7 @@ class BreakerTransport(WrappingTransport):
             next="Publish again after that",
         )
 
-    def _become(self, step: Callable[[Breaker], Breaker]) -> None:
-        with self._lock:
-            self._set(step(self._breaker))
-
-    def _set(self, breaker: Breaker) -> None:
+    def _become(self, breaker: Breaker) -> None:
         before, self._breaker = self._breaker.state, breaker
         if breaker.state == before:
             return

@@ -27,6 +27,7 @@ import msgspec
 from headwater.errors import CorruptError
 from headwater.formats import datetime_of
 from headwater.message import Message
+from headwater.transports.base import batches
 from headwater.transports.file import LINE_BYTES_MAX, to_line
 
 OBJECT_BYTES_MAX = 16 * 1024 * 1024
@@ -76,40 +77,37 @@ class ObjectPart(NamedTuple):
 def partition(messages: Sequence[Message], bytes_max: int = OBJECT_BYTES_MAX) -> list[ObjectPart]:
     """The parts of a batch, in the order of their first messages; the same batch gives the same parts."""
     prefixes: set[str] = set()
-    groups: dict[str, _Group] = {}
-    full: list[_Group] = []
+    directories: dict[str, list[_Line]] = {}
     for position, message in enumerate(messages):
-        directory = _directory(message, prefixes)
-        line = to_line(message)
-        group = groups.get(directory)
-        if group is not None and group.size + len(line) > bytes_max:
-            full.append(groups.pop(directory))
-            group = None
-        if group is None:
-            group = groups[directory] = _Group(directory, position)
-        group.add(message, line)
-    return [group.part() for group in sorted([*full, *groups.values()], key=lambda group: group.position)]
+        line = _Line(position, _directory(message, prefixes), message, to_line(message))
+        directories.setdefault(line.directory, []).append(line)
+    parts = [
+        part
+        for lines in directories.values()
+        for part in batches(lines, lambda line: len(line.text), len(lines), bytes_max)
+    ]
+    return [_object_part(lines) for lines in sorted(parts)]
 
 
-class _Group:
-    def __init__(self, directory: str, position: int) -> None:
-        self.directory, self.position, self.size = directory, position, 0
-        self._messages: list[Message] = []
-        self._lines: list[bytes] = []
+class _Line(NamedTuple):
+    position: int
+    directory: str
+    message: Message
+    text: bytes
 
-    def add(self, message: Message, line: bytes) -> None:
-        self._messages.append(message)
-        self._lines.append(line)
-        self.size += len(line)
 
-    def part(self) -> ObjectPart:
-        lines = b"".join(self._lines)
-        seqs = [message.seq for message in self._messages]
-        ids = tuple(message.id for message in self._messages)
-        scoped_ids = tuple(message.scoped_id for message in self._messages)
-        return ObjectPart(
-            self.directory, lines, ids, scoped_ids, min(seqs), max(seqs), hashlib.sha256(lines).hexdigest()
-        )
+def _object_part(lines: Sequence[_Line]) -> ObjectPart:
+    joined = b"".join(line.text for line in lines)
+    seqs = [line.message.seq for line in lines]
+    return ObjectPart(
+        lines[0].directory,
+        joined,
+        ids=tuple(line.message.id for line in lines),
+        scoped_ids=tuple(line.message.scoped_id for line in lines),
+        seq_from=min(seqs),
+        seq_to=max(seqs),
+        sha256=hashlib.sha256(joined).hexdigest(),
+    )
 
 
 def _directory(message: Message, prefixes: set[str]) -> str:

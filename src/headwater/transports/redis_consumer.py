@@ -155,8 +155,13 @@ class RedisConsumer(ABC):
     def _dispose(self) -> None:  # noqa: B027
         """Closes the other connections, after the thread has ended. May be called twice; never raises."""
 
-    def _call_and_log(self, message: Message) -> None:
-        """Call the handler, and log its error, for consumers without retries."""
+    def _handle_once(self, doc: bytes | None, where: str) -> None:
+        """Call the handler, for consumers without retries: what fails or cannot be read is logged."""
+        try:
+            message = from_doc(doc, where)
+        except InvalidDataError as exc:
+            logger.warning("%s: skipped (%s)", self._name, exc)
+            return
         if self._pattern.matches(message.topic):
             try:
                 self._handle(message)
@@ -298,16 +303,8 @@ class LiveConsumer(StreamConsumer):
         for stream, entry_id, fields in read_entries(answer):
             if self._stopping.is_set():
                 return
-            self._deliver(stream, entry_id, fields)
+            self._handle_once(fields.get(b"doc"), f"{stream} {entry_id}")
             self._after[stream] = entry_id
-
-    def _deliver(self, stream: str, entry_id: str, fields: Fields) -> None:
-        try:
-            message = from_doc(fields.get(b"doc"), f"{stream} {entry_id}")
-        except InvalidDataError as exc:
-            logger.warning("%s: skipped an entry (%s)", self._name, exc)
-            return
-        self._call_and_log(message)
 
 
 def read_entries(answer: list[tuple[bytes, list[tuple[bytes, Fields | None]]]]) -> Iterator[tuple[str, str, Fields]]:
@@ -742,14 +739,8 @@ class PubSubConsumer(RedisConsumer):
     def _round(self) -> None:
         assert self._pubsub is not None
         answer = self._pubsub.get_message(timeout=PUBSUB_WAIT_S)
-        if answer is None or answer["type"] != "pmessage" or self._stopping.is_set():
-            return
-        try:
-            message = from_doc(answer["data"], f"channel {answer['channel'].decode(errors='replace')}")
-        except InvalidDataError as exc:
-            logger.warning("%s: skipped a payload that is no message (%s)", self._name, exc)
-            return
-        self._call_and_log(message)
+        if answer is not None and answer["type"] == "pmessage" and not self._stopping.is_set():
+            self._handle_once(answer["data"], f"channel {answer['channel'].decode(errors='replace')}")
 
     def _wake(self) -> None:
         with self._closing_lock:

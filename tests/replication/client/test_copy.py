@@ -178,12 +178,12 @@ def test_a_dry_copy_that_cannot_read_the_source_does_not_say_that_nothing_is_new
     source, _ = make("source.db", mode="delete"), make("target.db", mode="delete", rows=10)
     with closing(apsw.Connection(source.path)) as writer:
 
-        def lock_it(*_paths: str) -> bool:
+        def lock_it(target: str, stop: threading.Event) -> object:
             """After the first look at the source, and before its origin."""
             writer.execute("BEGIN EXCLUSIVE")
-            return False
+            return local_database.shape_of(target, stop)
 
-        monkeypatch.setattr(sync, "_have_same_first_page", lock_it)
+        monkeypatch.setattr(sync, "shape_of", lock_it)
         monkeypatch.setattr(local_database, "BUSY_S_MAX", 0.1)
         with pytest.raises(LockedError):
             client_without_server.copy("source.db", "target.db", dry=True)

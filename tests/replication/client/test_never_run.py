@@ -21,7 +21,7 @@ import headwater
 from headwater.cli import main
 from headwater.errors import HeadwaterError, NotADatabaseError
 from headwater.replication.integrity import check_integrity, dbhash
-from headwater.replication.local_database import Shell, first_page_hash, remove_if_empty, settle, shape_of
+from headwater.replication.local_database import Shell, remove_if_empty, settle, shape_of
 from headwater.replication.rsync import RsyncProcess
 from headwater.replication.snapshot import snapshot
 
@@ -110,7 +110,6 @@ ENTRIES: dict[str, Callable[[str, str], object]] = {
 PARTS: dict[str, Callable[[str], object]] = {
     "shape": shape_of,
     "snapshot": lambda path: snapshot(path, "into.db"),
-    "first page": first_page_hash,
     "hash": dbhash,
     "hash, live": lambda path: dbhash(path, live=True),
     "check": check_integrity,

@@ -124,8 +124,8 @@ async def test_when_a_claim_has_ended_and_no_client_is_left_all_is_forgotten(mon
     monkeypatch.setattr("headwater.replication.host.subscribe.CLEANUP_S_MIN", 0.0)
     clock = ManualClock(0)
     registry, gone = SubscriberRegistry(clock), Silent()
-    registry.join(REPLICA, gone).claim(gone, 1)
-    registry.leave(REPLICA, gone)
+    with registry.of(REPLICA) as subscribers, subscribers.joined(gone):
+        subscribers.claim(gone, 1)
     assert len(registry) == 1
     clock.advance(0.001)
     await until(lambda: len(registry) == 0)
@@ -148,7 +148,7 @@ async def test_a_claim_goes_on_as_long_as_the_push_of_its_holder(hosted: StartHo
             clock.advance((1_000 + GRACE_MS) / 1000)
             await b.send("SQLRSYNC_CLAIM 60")
             assert _seconds(await b.text()) == GRACE_MS / 1000  # then it may ask again
-        await until(lambda: not server.endpoint._context.subscribers._of(REPLICA).pushes)  # type: ignore[union-attr]
+        await until(lambda: registry._by_name[REPLICA].users == 2)
         await b.send("SQLRSYNC_CLAIM 60")
         assert await b.text() == "SQLRSYNC_CLAIM"
 
@@ -229,8 +229,8 @@ async def test_claims_that_their_holders_left_behind_are_bounded(monkeypatch: py
     for number in range(100):
         follower = Silent()
         name = ReplicaName("ns", f"app-{number % 20}")
-        registry.join(name, follower).claim(follower, 1_000_000)
-        registry.leave(name, follower)
+        with registry.of(name) as subscribers, subscribers.joined(follower):
+            subscribers.claim(follower, 1_000_000)
     assert len(registry) == 10
     assert len([timer for timer in loop._scheduled if not timer.cancelled()]) <= 11  # type: ignore[attr-defined]
     for gathering in registry._by_name.values():

@@ -29,7 +29,7 @@ class Overheard(Subscription):
 
     def __init__(self, remote: Remote) -> None:
         options = TransferOptions(client_id="listener")
-        super().__init__("", remote, options, {"coordinate": True}, Callbacks(lambda outcome: None))
+        super().__init__("", remote, options, {"coordinate": True}, Callbacks())
         self.words: asyncio.Queue[str] = asyncio.Queue()
 
     def on_connected(self, info: SubscribeInfo) -> None:

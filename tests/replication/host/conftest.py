@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headwater import ManualClock
-from headwater.replication.host.catalogue import Accepted, PushFacts
+from headwater.replication.host.catalogue import Accepted
 from headwater.replication.host.store import ReplicaStore, Scratch
 from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
@@ -42,7 +42,7 @@ class Pusher:
         """A version in which row `number` says so; the first has some rows besides."""
         scratch = self.begin(store)
         self.write(scratch.path, self.edit(number, rows))
-        return store.accept_push(scratch, PushFacts(**facts))  # type: ignore[arg-type]
+        return store.accept_push(scratch, **facts)  # type: ignore[arg-type]
 
     def edit(self, number: int, rows: int = 20) -> Edit:
         def apply(connection: sqlite3.Connection) -> None:

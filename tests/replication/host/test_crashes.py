@@ -17,7 +17,6 @@ import pytest
 from headwater import ManualClock
 from headwater.errors import DiskFullError, InputOutputError
 from headwater.replication.host import disk
-from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.store import ReplicaStore
 from headwater.replication.host.versions import VersionRetention
 
@@ -216,7 +215,7 @@ def test_a_full_disk_while_a_delta_is_written(directory: Path, pusher, in_a_proc
             scratch = pusher.begin(store, page_size=1024)
             pusher.write(scratch.path, pusher.edit(2), page_size=1024)
             with pytest.raises(DiskFullError):
-                store.accept_push(scratch, PushFacts())
+                store.accept_push(scratch)
             assert pusher.files(store) == ["1.db"]
 
     assert in_a_process(work) == 0
@@ -234,7 +233,7 @@ def test_a_delta_leaves_the_last_room_of_the_disk_to_others(
         pusher.write(scratch.path, pusher.edit(2))
         free = disk.FREE_BYTES_MIN - 1
         with pytest.raises(DiskFullError):
-            store.accept_push(scratch, PushFacts())
+            store.accept_push(scratch)
         assert pusher.files(store) == ["1.db"]
         free = 1 << 40
         assert pusher.push(store, 2).version.number == 2

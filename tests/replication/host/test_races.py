@@ -11,7 +11,7 @@ import pytest
 from headwater import ManualClock
 from headwater.errors import CorruptError, LockedError, UnknownReplicaError, VersionConflictError
 from headwater.replication.host import disk, verify
-from headwater.replication.host.catalogue import Catalogue, PushFacts
+from headwater.replication.host.catalogue import Catalogue
 from headwater.replication.host.store import ReplicaStore
 from headwater.replication.host.versions import VersionRetention
 
@@ -26,7 +26,7 @@ def accepted_before_the_copy(store: ReplicaStore, pusher, number: int, monkeypat
 
     def late(*given: object) -> None:
         monkeypatch.setattr(ReplicaStore, "_prepare", prepare)
-        store.accept_push(other, PushFacts())
+        store.accept_push(other)
         prepare(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ReplicaStore, "_prepare", late)
@@ -53,7 +53,7 @@ def test_a_replica_removed_at_any_step_of_a_push_is_a_conflict(open_store: Open,
     pusher.write(begun.path, pusher.edit(2))
     command.append(open_store(serve=False))
     with pytest.raises(VersionConflictError) as caught:
-        store.accept_push(begun, PushFacts())
+        store.accept_push(begun)
     assert caught.value.newest == 0
     assert [each for each in os.scandir(store.directory) if each.is_dir()] == []
 
@@ -73,7 +73,7 @@ def test_a_file_that_is_longer_than_its_header_says_is_no_version(store: Replica
     with open(begun.path, "ab") as file:
         file.write(bytes(512 * 3))
     with pytest.raises(CorruptError, match="its header says"):
-        store.accept_push(begun, PushFacts())
+        store.accept_push(begun)
 
 
 def test_a_version_that_went_while_others_were_verified_is_not_bad_but_gone(open_store: Open, pusher) -> None:

@@ -25,7 +25,6 @@ from headwater.errors import (
     VersionConflictError,
 )
 from headwater.replication.host import catalogue
-from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.store import ReplicaStore, agreed_base
 from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
@@ -57,7 +56,7 @@ def test_each_version_stays_readable_byte_for_byte_as_it_was_pushed(store: Repli
         scratch = pusher.begin(store)
         pusher.write(scratch.path, pusher.edit(number, rows=10 + 15 * (number % 3)))
         pushed.append(Path(scratch.path).read_bytes())
-        store.accept_push(scratch, PushFacts())
+        store.accept_push(scratch)
     assert [pusher.bytes_of(store, number) for number in range(1, 6)] == pushed
     assert pusher.files(store) == ["1.pages", "2.pages", "3.pages", "4.pages", "5.db"]
 
@@ -91,7 +90,7 @@ def test_of_two_pushes_from_one_base_one_is_accepted(open_store: Open, pusher) -
 
     def accept(which: int) -> None:
         try:
-            outcomes[which] = store.accept_push(scratches[which], PushFacts())
+            outcomes[which] = store.accept_push(scratches[which])
         except VersionConflictError as exc:
             outcomes[which] = exc.newest
 
@@ -121,9 +120,9 @@ def test_of_two_first_pushes_one_makes_the_replica(store: ReplicaStore, pusher) 
     for number, scratch in enumerate(scratches, 1):
         pusher.write(scratch.path, pusher.edit(number))
     assert store.catalogue.find(pusher.name) is None
-    assert store.accept_push(scratches[1], PushFacts()).is_new
+    assert store.accept_push(scratches[1]).is_new
     with pytest.raises(VersionConflictError) as caught:
-        store.accept_push(scratches[0], PushFacts())
+        store.accept_push(scratches[0])
     assert caught.value.newest == 1
     assert store.catalogue.get(pusher.name).id == scratches[1].replica.id
     assert len([each for each in os.scandir(store.directory) if each.is_dir()]) == 1
@@ -132,14 +131,14 @@ def test_of_two_first_pushes_one_makes_the_replica(store: ReplicaStore, pusher) 
 def test_a_push_whose_answer_was_lost_goes_on_from_what_it_made(store: ReplicaStore, pusher) -> None:
     scratch = pusher.begin(store, 0, push_id="lost")
     pusher.write(scratch.path, pusher.edit(1))
-    store.accept_push(scratch, PushFacts())
+    store.accept_push(scratch)
     with pytest.raises(VersionConflictError):
         pusher.begin(store, 0, last_push_id="another")
     with pytest.raises(VersionConflictError):
         pusher.begin(store, 0)
     again = pusher.begin(store, 0, last_push_id="lost")
     assert again.base == 1
-    accepted = store.accept_push(again, PushFacts())
+    accepted = store.accept_push(again)
     assert (accepted.version.number, accepted.is_new) == (1, False)
 
 
@@ -175,7 +174,7 @@ def test_what_is_identical_makes_no_version(store: ReplicaStore, pusher) -> None
     with open(scratch.path, "r+b") as file:  # as the replica end does, which counts changes for itself
         file.seek(24)
         file.write(b"\0\0\0\x63")
-    accepted = store.accept_push(scratch, PushFacts())
+    accepted = store.accept_push(scratch)
     assert (accepted.is_new, accepted.version.number) == (False, 1)
     assert store.catalogue.numbers(pusher.name) == [1]
     assert pusher.files(store) == ["1.db"]
@@ -187,7 +186,7 @@ def test_another_page_size_starts_from_nothing_and_older_versions_stay(store: Re
     scratch = pusher.begin(store, 1, page_size=4096)
     assert not os.path.exists(scratch.path)
     pusher.write(scratch.path, pusher.edit(2), page_size=4096)
-    accepted = store.accept_push(scratch, PushFacts())
+    accepted = store.accept_push(scratch)
     assert (accepted.version.page_size, accepted.version.changed_pages) == (4096, accepted.version.pages)
     pusher.push(store, 3)
     assert pusher.bytes_of(store, 1) == before
@@ -235,7 +234,7 @@ def test_what_is_not_a_whole_database_is_not_accepted(store: ReplicaStore, pushe
     pusher.write(scratch.path, pusher.edit(2))
     spoil(scratch.path)
     with pytest.raises(error):
-        store.accept_push(scratch, PushFacts())
+        store.accept_push(scratch)
     assert (pusher.bytes_of(store, 1), pusher.files(store)) == (before, ["1.db"])
     assert pusher.push(store, 2).version.number == 2
 
@@ -319,7 +318,7 @@ def test_a_replica_without_versions_removed_in_the_middle_of_a_push_does_not_com
     scratch = pusher.begin(store)
     pusher.write(scratch.path, pusher.edit(2))
     with pytest.raises(VersionConflictError):
-        store.accept_push(scratch, PushFacts())
+        store.accept_push(scratch)
     assert store.catalogue.find(pusher.name) is None
     assert store.recover().damaged == []
     assert [each for each in os.scandir(store.directory) if each.is_dir()] == []

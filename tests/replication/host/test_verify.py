@@ -12,7 +12,6 @@ import pytest
 
 from headwater.errors import DiskFullError
 from headwater.replication.host import disk, versions
-from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.store import ReplicaStore
 from headwater.replication.host.verify import VersionVerdict
 from headwater.replication.integrity import dbhash
@@ -28,7 +27,7 @@ def home(store: ReplicaStore, pusher) -> Path:
     for number in (1, 2, 3):
         scratch = pusher.begin(store)
         pusher.write(scratch.path, pusher.edit(number))
-        store.accept_push(scratch, PushFacts(dbhash=dbhash(scratch.path)))
+        store.accept_push(scratch, dbhash=dbhash(scratch.path))
     return Path(store.directory) / store.catalogue.get(pusher.name).id
 
 
@@ -138,7 +137,7 @@ def test_a_byte_in_an_unused_page_is_found_too(store: ReplicaStore, pusher) -> N
     scratch = pusher.begin(store)
     pusher.write(scratch.path, pusher.edit(1))
     pusher.write(scratch.path, lambda connection: connection.execute("DELETE FROM t"))
-    accepted = store.accept_push(scratch, PushFacts())
+    accepted = store.accept_push(scratch)
     head = Path(store.directory) / store.catalogue.get(pusher.name).id / "1.db"
     flip(head, accepted.version.size - 20)
     assert "bytes" in findings(store.verify(pusher.name, 1))

@@ -40,7 +40,7 @@ def test_the_defaults_of_the_timers() -> None:
         (("10m", None, "5m"), "shorter than waitIdle 10m"),
         (("10m", "25d", None), "minInterval lies between"),
         (("10m", None, "53w"), "maxInterval lies between"),
-        (("10m", "x", None), "--minInterval must be a duration, not 'x'"),
+        (("10m", "x", None), "minInterval must be a duration, not 'x'"),
     ],
 )
 def test_timers_that_contradict_each_other_are_refused(flags: tuple[str, str | None, str | None], why: str) -> None:

@@ -92,14 +92,6 @@ class Version(msgspec.Struct, frozen=True):
         return self.size if self.delta_bytes is None else self.delta_bytes
 
 
-class PushFacts(NamedTuple):
-    """What the client sent about a completed push."""
-
-    message: str = ""
-    dbhash: str | None = None
-    wire_bytes: int = 0
-
-
 class Accepted(NamedTuple):
     """`is_new` is False when the pushed database is the newest version already."""
 

@@ -205,7 +205,7 @@ class ReplicaEndpoint:
         session = ReplicaSession(transport, client, metrics.count_received, metrics.count_sent)
         session.identity = client_identity(request.headers, bearer)
         look_up = partial(Requester(context.store.catalogue, bearer, rights, self._needs_token).look_up, asked.name)
-        prepared = await self._prepare(context, session, asked, look_up)
+        prepared = await context.threads.do(_work_for, context, session, asked, look_up)
         refusal: Refusal | None
         if isinstance(prepared, Refusal):
             refusal = prepared
@@ -233,17 +233,6 @@ class ReplicaEndpoint:
         task.add_done_callback(self._sessions.pop)
         task.add_done_callback(lambda _: slots.give_back(*slot))
         return session
-
-    async def _prepare(
-        self, context: HostContext, session: ReplicaSession, asked: _Asked, look_up: Callable[[], Access]
-    ) -> tuple[Access, _Work] | Refusal:
-        try:
-            return await context.threads.do(_work_for, context, session, asked, look_up)
-        except UnknownReplicaError as exc:
-            return Refusal(404, f"{exc.why}. {exc.next}\n")
-        except HeadwaterError as exc:
-            logger.warning("a client could not be admitted: %s", exc)
-            return Refusal(503, f"{exc.why}\n")
 
     async def _run(self, kind: SessionKind, session: ReplicaSession, work: _Work, metrics: ReplicaMetrics) -> None:
         outcome: SessionOutcome = "failed"
@@ -327,25 +316,32 @@ def _work_for(
     context: HostContext, session: ReplicaSession, asked: _Asked, look_up: Callable[[], Access]
 ) -> tuple[Access, _Work] | Refusal:
     """The session, if the client has the right to it. Blocks."""
-    name, access = asked.name, look_up()
-    if (refusal := refusal_of(access, asked.kind)) is not None:
-        return refusal
-    if asked.kind == "push":
-        return access, PushSession(context, session, name, lambda: refuse_revoked(look_up(), "push"))
-    if asked.kind == "subscribe":
-        return access, SubscribeSession(
-            context,
-            session,
-            name,
-            key_type=access.key_type,
-            may_push=access.may_push,
-            check_may_push=lambda: look_up().may_push,
-        )
-    if access.replica is None:
-        raise UnknownReplicaError("there is no such replica", next="Push it first")
-    version = asked.version or VersionName()
-    number = version.pick(access.replica.newest, context.store.catalogue.numbers(name))
-    return access, PullSession(context, session, name, number)
+    name = asked.name
+    try:
+        access = look_up()
+        if (refusal := refusal_of(access, asked.kind)) is not None:
+            return refusal
+        if asked.kind == "push":
+            return access, PushSession(context, session, name, lambda: refuse_revoked(look_up(), "push"))
+        if asked.kind == "subscribe":
+            return access, SubscribeSession(
+                context,
+                session,
+                name,
+                key_type=access.key_type,
+                may_push=access.may_push,
+                check_may_push=lambda: look_up().may_push,
+            )
+        if access.replica is None:
+            return Refusal(404, "there is no such replica. Push it first\n")
+        version = asked.version or VersionName()
+        number = version.pick(access.replica.newest, context.store.catalogue.numbers(name))
+        return access, PullSession(context, session, name, number)
+    except UnknownReplicaError as exc:
+        return Refusal(404, f"{exc.why}. {exc.next}\n")
+    except HeadwaterError as exc:
+        logger.warning("a client could not be admitted: %s", exc)
+        return Refusal(503, f"{exc.why}\n")
 
 
 def _unauthorized(running: Sequence[_RunningSession]) -> list[tuple[_RunningSession, Abort]]:

@@ -11,7 +11,7 @@ from headwater.delivery.retry import RetryPolicy, backoff_ms
 from headwater.errors import HeadwaterError
 from headwater.replication.host.catalogue import Catalogue, Replica, Totals, Version, version_document
 from headwater.replication.host.session import Abort
-from headwater.replication.protocol import SessionKind
+from headwater.replication.protocol import ABORT_ERRORS, SessionKind
 from headwater.replication.threads import Threads
 from headwater.server.mount import Publish
 
@@ -24,7 +24,6 @@ TOO_LONG = "it took too long"
 logger = logging.getLogger("headwater")
 BACKOFF = RetryPolicy(base_ms=1_000, factor=2.0, cap_ms=60_000, jitter=0.0)
 TOTALS_S_MIN = 5.0  # between two counts
-_REFUSALS = ("TOO_LARGE", "DISK_FULL", "CORRUPT", "BUSY", "UNAUTHORIZED")  # of aborts; any other is a failure
 
 SessionOutcome = Literal["accepted", "unchanged", "done", "dry", "conflict", "refused", "failed"]
 PUSHED: tuple[SessionOutcome, ...] = ("accepted", "unchanged", "dry", "conflict", "refused", "failed")
@@ -147,4 +146,4 @@ class ReplicaMetrics:
 def outcome_of(abort: Abort) -> SessionOutcome:
     if abort.code == "VERSION_CONFLICT":
         return "conflict"
-    return "refused" if abort.code in _REFUSALS else "failed"
+    return "refused" if abort.code in ABORT_ERRORS else "failed"

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headwater.errors import HeadwaterError, ReplicationFailedError, UnknownReplicaError
-from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.disk import refuse_to_fill
 from headwater.replication.host.events import SessionOutcome
 from headwater.replication.host.session import (
@@ -67,14 +66,16 @@ class PushSession:
         store, threads = self.context.store, self.context.threads
         scratch = await threads.do_or_undo(store.discard_push, self._begin, asked, size)
         try:
-            with self.context.subscribers.pushing(self.name, self.session.identity):
+            with (
+                self.context.subscribers.of(self.name) as subscribers,
+                subscribers.pushing(self.session.identity),
+            ):
                 complete = await self._receive_all(scratch, asked)
                 if complete is None:
                     self.outcome = "dry"
                 else:
                     await threads.do(self.check_rights)
-                    wire_bytes = self._received.bytes + self._sent
-                    await self._accept(scratch, PushFacts(message, complete.dbhash, wire_bytes))
+                    await self._accept(scratch, message, complete.dbhash)
         finally:
             await threads.do(store.discard_push, scratch)
 
@@ -182,13 +183,13 @@ class PushSession:
 
     # --- the version --------------------------------------------------------------------------------------------
 
-    async def _accept(self, scratch: Scratch, facts: PushFacts) -> None:
+    async def _accept(self, scratch: Scratch, message: str, dbhash: str | None) -> None:
         """Check the copy and make it a version. During the check, a disconnected client or a stopping server ends it;
         after the check it becomes a version in any case."""
         self.session.on_end = self._stop.set
         if self.session.is_over:
             raise Gone
-        finishing = asyncio.ensure_future(self._accept_and_answer(scratch, facts))
+        finishing = asyncio.ensure_future(self._accept_and_answer(scratch, message, dbhash))
         try:
             await asyncio.shield(finishing)
         except asyncio.CancelledError:
@@ -197,12 +198,18 @@ class PushSession:
             finishing.exception()  # retrieved: the client receives that the server stops
             raise
 
-    async def _accept_and_answer(self, scratch: Scratch, facts: PushFacts) -> None:
+    async def _accept_and_answer(self, scratch: Scratch, message: str, dbhash: str | None) -> None:
         context = self.context
         began_s = asyncio.get_running_loop().time()
         try:
             version, is_new = await context.threads.do(
-                context.store.accept_push, scratch, facts, self.check_rights, self._stop
+                context.store.accept_push,
+                scratch,
+                message=message,
+                dbhash=dbhash,
+                wire_bytes=self._received.bytes + self._sent,
+                check_rights=self.check_rights,
+                stop=self._stop,
             )
         except HeadwaterError as exc:
             logger.info("a push of %s was refused: %s", self.name.path, exc.why)

@@ -10,19 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from headwater.errors import (
-    CorruptError,
-    DiskFullError,
-    HeadwaterError,
-    OverloadedError,
-    TooLargeError,
-    VersionConflictError,
-)
+from headwater.errors import DiskFullError, HeadwaterError, VersionConflictError
 from headwater.protocol.websocket import NORMAL
 from headwater.replication.claims import ClientIdentity
 from headwater.replication.host.disk import SpaceReservations
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.protocol import ABORT, CONFIG
+from headwater.replication.protocol import ABORT, ABORT_ERRORS, CONFIG
 from headwater.replication.rsync import READ_BYTES
 from headwater.replication.threads import Threads
 from headwater.server.mount import MountTransport
@@ -72,20 +65,11 @@ class Abort(Exception):
         self.why = why
 
 
-_CODES: tuple[tuple[type[HeadwaterError], str], ...] = (
-    (TooLargeError, "TOO_LARGE"),
-    (DiskFullError, "DISK_FULL"),
-    (CorruptError, "CORRUPT"),
-    (OverloadedError, "BUSY"),
-)
-UNAUTHORIZED = "UNAUTHORIZED"
-
-
 def abort_of(error: HeadwaterError) -> Abort:
     """The ABORT that tells a client of an error, without `where`: clients do not see paths of the server."""
     if isinstance(error, VersionConflictError):
         return Abort("VERSION_CONFLICT", str(error.newest))
-    code = next((code for kind, code in _CODES if isinstance(error, kind)), "FAILED")
+    code = next((code for code, kind in ABORT_ERRORS.items() if isinstance(error, kind)), "FAILED")
     # The client has a disk as well, and its user would check that one.
     is_unclear = isinstance(error, DiskFullError) and "server" not in error.why
     return Abort(code, f"on the server: {error.why}" if is_unclear else error.why)

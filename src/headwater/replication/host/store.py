@@ -38,7 +38,6 @@ from headwater.replication.host.catalogue import (
     REPLICAS_MAX,
     Accepted,
     Catalogue,
-    PushFacts,
     Replica,
     Version,
 )
@@ -92,12 +91,6 @@ class Scratch(msgspec.Struct, frozen=True):
     @property
     def delta_path(self) -> str:
         return self.path.removesuffix(".db") + ".pages"
-
-
-class _Checked(NamedTuple):
-    shape: Shape
-    sha256: str
-    delta: Delta | None
 
 
 _VERSION_FILE = re.compile(r"\d+\.(db|pages)")
@@ -265,25 +258,42 @@ class ReplicaStore:
     def accept_push(
         self,
         scratch: Scratch,
-        facts: PushFacts,
+        *,
+        message: str = "",
+        dbhash: str | None = None,
+        wire_bytes: int = 0,
         check_rights: Callable[[], None] = lambda: None,
         stop: threading.Event | None = None,
     ) -> Accepted:
         """Make it the newest version, if it is intact and its base still is the newest. The scratch is removed in any
-        case. `check_rights` is called before the version is made, and may refuse. `stop` ends the check; after the
-        check it has no effect."""
+        case. `dbhash`: as the client sent it. `check_rights` is called before the version is made, and may refuse.
+        `stop` ends the check; after the check it has no effect."""
         now_ms = self._clock.now_ms()
         try:
             with disk.translated(self._layout.home(scratch.replica.id)):
                 try:
-                    checked = self._check(scratch, stop or threading.Event())
+                    shape, sha256, delta = self._check(scratch, stop or threading.Event())
                     self._checkpoint("checked")
-                    if checked.delta is not None and checked.delta.identical:
+                    if delta is not None and delta.identical:
                         return self._unchanged(scratch)
-                    version = _version(scratch, facts, checked, now_ms)
+                    version = Version(
+                        number=scratch.base + 1,
+                        base=scratch.base,
+                        push_id=scratch.push_id,
+                        message=message,
+                        client=scratch.client,
+                        at_ms=now_ms,
+                        size=shape.size,
+                        page_size=shape.page_size,
+                        pages=shape.pages,
+                        changed_pages=shape.pages if delta is None else delta.changed,
+                        wire_bytes=wire_bytes,
+                        dbhash=dbhash,
+                        sha256=sha256,
+                    )
                     check_rights()
                     with self._naming:
-                        self._name_and_commit(scratch, version, checked.delta)
+                        self._name_and_commit(scratch, version, delta)
                 except (FileNotFoundError, NotADatabaseError) as exc:
                     # Files are removed when another push is accepted, or the replica is removed.
                     self._refuse_stale(scratch)
@@ -301,9 +311,9 @@ class ReplicaStore:
             self.apply_policy(scratch.replica.id)
         return Accepted(version, is_new=True)
 
-    def _check(self, scratch: Scratch, stop: threading.Event) -> _Checked:
-        """Check a pushed database. All checks run at once: they wait for disk and processor in turns, and none holds
-        the interpreter for long."""
+    def _check(self, scratch: Scratch, stop: threading.Event) -> tuple[Shape, str, Delta | None]:
+        """Check a pushed database; returns its shape, its SHA-256 and the delta to its base. All checks run at once:
+        they wait for disk and processor in turns, and none holds the interpreter for long."""
         path = scratch.path
         if not os.path.exists(path) or any(_size(path + beside) for beside in SIDECARS):
             raise ReplicationFailedError("the copy is incomplete", next="Push again")
@@ -334,7 +344,7 @@ class ReplicaStore:
             try:
                 intact.result()
                 synced.result()
-                return _Checked(shape, sha256.result(), None if delta is None else delta.result())
+                return shape, sha256.result(), None if delta is None else delta.result()
             finally:
                 has_failed.set()
 
@@ -528,25 +538,6 @@ def agreed_base(base: Base, last_push_id: str | None, base_hash: str | None, new
         return None if is_another else number
     was_answer_lost = newest is not None and newest.base == base and newest.push_id == last_push_id
     return number if was_answer_lost else None
-
-
-def _version(scratch: Scratch, facts: PushFacts, checked: _Checked, now_ms: int) -> Version:
-    shape = checked.shape
-    return Version(
-        number=scratch.base + 1,
-        base=scratch.base,
-        push_id=scratch.push_id,
-        message=facts.message,
-        client=scratch.client,
-        at_ms=now_ms,
-        size=shape.size,
-        page_size=shape.page_size,
-        pages=shape.pages,
-        changed_pages=shape.pages if checked.delta is None else checked.delta.changed,
-        wire_bytes=facts.wire_bytes,
-        dbhash=facts.dbhash,
-        sha256=checked.sha256,
-    )
 
 
 def _size(path: str) -> int:

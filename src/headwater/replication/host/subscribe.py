@@ -16,7 +16,6 @@ from headwater.replication.claims import ClaimRegistry, ClientIdentity
 from headwater.replication.host.catalogue import Replica
 from headwater.replication.host.events import SessionOutcome
 from headwater.replication.host.session import (
-    UNAUTHORIZED,
     Abort,
     HostContext,
     ReplicaSession,
@@ -60,12 +59,9 @@ class SubscribeSession:
         asked = config_of(await self.session.first(self.context.idle_s), SubscribeConfig)
         self.coordinates = asked.coordinate and self.may_push
         # Joined before the newest version is read, so that no version is missed in between.
-        subscribers = self.context.subscribers.join(self.name, self)
-        try:
+        with self.context.subscribers.of(self.name) as subscribers, subscribers.joined(self):
             await self._begin(asked)
             await self._listen(subscribers)
-        finally:
-            self.context.subscribers.leave(self.name, self)
 
     async def _begin(self, asked: SubscribeConfig) -> None:
         replica = await self.context.threads.do(self.context.store.catalogue.find, self.name)
@@ -131,7 +127,7 @@ class SubscribeSession:
 
 def rights_revoked(session: SessionKind) -> Abort:
     why = "its key or token was revoked or has expired, or one is needed by now"
-    return Abort(UNAUTHORIZED, f"this client may not {session} any more: {why}")
+    return Abort("UNAUTHORIZED", f"this client may not {session} any more: {why}")
 
 
 def _span_ms(text: str) -> int:
@@ -162,7 +158,8 @@ class Subscribers:
         self._clock = clock
         self.claims = ClaimRegistry()
         self.subscribers: set[Subscriber] = set()
-        self.pushes = 0
+        self.users = 0
+        """Sessions of clients that subscribe or push."""
         self.timer: asyncio.TimerHandle | None = None
         self._announced = ("", 0)
 
@@ -174,17 +171,28 @@ class Subscribers:
         for subscriber in list(self.subscribers):
             subscriber.send(f"{LATEST} {number}")
 
-    def join(self, subscriber: Subscriber) -> None:
+    @contextmanager
+    def joined(self, subscriber: Subscriber) -> Iterator[None]:
         self.subscribers.add(subscriber)
         if subscriber.coordinates:
             remaining_ms = self.claims.join(subscriber.identity, self._clock.now_ms())
             if remaining_ms is not None:
                 subscriber.send(f"{CLAIM} {seconds_text(remaining_ms)}")
+        try:
+            yield
+        finally:
+            self.subscribers.discard(subscriber)
+            if subscriber.coordinates and self.claims.leave(subscriber.identity, self._clock.now_ms()):
+                self._send_release_when_free()
 
-    def leave(self, subscriber: Subscriber) -> None:
-        self.subscribers.discard(subscriber)
-        if subscriber.coordinates and self.claims.leave(subscriber.identity, self._clock.now_ms()):
-            self._send_release_when_free()
+    @contextmanager
+    def pushing(self, identity: ClientIdentity) -> Iterator[None]:
+        """Let the client of a push keep its claim while the push runs."""
+        self.claims.push_began(identity, self._clock.now_ms())
+        try:
+            yield
+        finally:
+            self.claims.push_ended(identity, self._clock.now_ms())
 
     def _send_release_when_free(self) -> None:
         """Tell the others when the claim has ended. They know when it was to end; without its holder it may end
@@ -221,7 +229,7 @@ class Claim(NamedTuple):
 
 
 class SubscriberRegistry:
-    """The subscribers by replica; an entry without subscribers, pushes and claims is removed."""
+    """The subscribers by replica; an entry without users and claims is removed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -230,26 +238,17 @@ class SubscriberRegistry:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def join(self, name: ReplicaName, subscriber: Subscriber) -> Subscribers:
-        subscribers = self._of(name)
-        subscribers.join(subscriber)
-        return subscribers
-
-    def leave(self, name: ReplicaName, subscriber: Subscriber) -> None:
-        self._of(name).leave(subscriber)
-        self._remove_if_unused(name)
-
     @contextmanager
-    def pushing(self, name: ReplicaName, identity: ClientIdentity) -> Iterator[None]:
-        """Let the client of a push keep its claim while the push runs."""
-        subscribers = self._of(name)
-        subscribers.pushes += 1
-        subscribers.claims.push_began(identity, self._clock.now_ms())
+    def of(self, name: ReplicaName) -> Iterator[Subscribers]:
+        """The subscribers of a replica, for a session of a client."""
+        if name not in self._by_name:
+            self._by_name[name] = Subscribers(self._clock)
+        subscribers = self._by_name[name]
+        subscribers.users += 1
         try:
-            yield
+            yield subscribers
         finally:
-            subscribers.pushes -= 1
-            subscribers.claims.push_ended(identity, self._clock.now_ms())
+            subscribers.users -= 1
             self._remove_if_unused(name)
 
     def claims(self) -> dict[ReplicaName, Claim]:
@@ -266,14 +265,9 @@ class SubscriberRegistry:
         if replica.name in self._by_name:
             self._by_name[replica.name].announce_version(replica.id, number)
 
-    def _of(self, name: ReplicaName) -> Subscribers:
-        if name not in self._by_name:
-            self._by_name[name] = Subscribers(self._clock)
-        return self._by_name[name]
-
     def _remove_if_unused(self, name: ReplicaName) -> None:
         subscribers = self._by_name.get(name)
-        if subscribers is None or subscribers.subscribers or subscribers.pushes:
+        if subscribers is None or subscribers.users:
             return
         if subscribers.timer is not None:
             subscribers.timer.cancel()
