@@ -288,7 +288,7 @@ def test_a_database_that_is_replaced_all_the_time_is_given_up(
         real(source, into, timeout_s)
 
     monkeypatch.setattr(snapshots, "_run_backup", run)
-    with pytest.raises(LockedError, match="in its place"):
+    with pytest.raises(LockedError, match="replaced during each try"):
         snapshot(path, str(tmp_path / "snapshot.db"))
     assert not (tmp_path / "snapshot.db").exists()
 
