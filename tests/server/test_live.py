@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import apsw
 import msgspec
 import pytest
-from foreign_client import Serve, connect, gone
+from foreign_client import PATIENCE_S, Serve, connect, gone, turn
 
 import headwater
 from headwater import ManualClock
@@ -194,7 +195,7 @@ def test_a_payload_that_is_json_only_inside_an_array_is_sent_as_text() -> None:
 
 
 async def test_an_error_of_ours_while_sending_ends_neither_the_live_feed_nor_a_subscription_silently(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(live, "RETRY_S", 0)
     json_data = shapes._json_data
@@ -210,6 +211,9 @@ async def test_an_error_of_ours_while_sending_ends_neither_the_live_feed_nor_a_s
         await consumer.subscribe("s", "a")
         await listener.publish("a", "bad")
         assert await consumer.note("rpc.lost") == {"subscription_id": "s", "why": "internal error"}
+        async with asyncio.timeout(PATIENCE_S):
+            while "the live feed goes on" not in caplog.text:  # without what it reads together with the bad one
+                await turn()
         await listener.publish("a", "good")
         assert (await listener.note("rpc.notification"))["data"] == "good"
 
