@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -256,10 +257,11 @@ class Order:
         ({1, 2}, "a set is not JSON: it has no order", "Send a list, like sorted(…)"),
         ({"tags": {"a"}}, "a set is not JSON: it has no order", "Send a list, like sorted(…)"),
         ([{"deep": ({"er": frozenset("a")},)}], "a set is not JSON: it has no order", "Send a list, like sorted(…)"),
+        (defaultdict(set, tags={1}), "a set is not JSON: it has no order", "Send a list, like sorted(…)"),
         (b"abc", "bytes are not JSON", "Decode them, or send base64 text"),
         ({"x": float("nan")}, "nan is not JSON", "Send null or text instead"),
     ],
-    ids=["object", "class", "set", "set within", "set deep within", "bytes", "nan"],
+    ids=["object", "class", "set", "set within", "set deep within", "dict of sets", "bytes", "nan"],
 )
 def test_data_that_is_no_json(data: Any, why: str, next: str) -> None:
     with headwater.open("memory:") as log:

@@ -102,7 +102,9 @@ def test_bytes_are_refused(value: object) -> None:
         draft(value)
 
 
-@pytest.mark.parametrize("value", [object(), {1, object()}, "\ud800", {"\ud800": 1}, {(1, 2): 3}])
+@pytest.mark.parametrize(
+    "value", [object(), {1, object()}, "\ud800", {"\ud800": 1}, {(1, 2): 3}, msgspec.Raw(b'"\xff"')]
+)
 def test_what_json_cannot_say_is_refused_with_the_topic(value: object) -> None:
     with pytest.raises(InvalidDataError) as caught:
         draft(value)
