@@ -206,15 +206,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = pyfuncitem._fixtureinfo.argnames
-    asyncio.run(_without_a_trace(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})))
+    timeout = pyfuncitem.get_closest_marker("timeout")
+    seconds_max = TEST_S_MAX if timeout is None else timeout.args[0] or None
+    asyncio.run(_without_a_trace(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}), seconds_max))
     return True
 
 
-async def _without_a_trace(test: Any) -> None:
+async def _without_a_trace(test: Any, seconds_max: float | None) -> None:
     """Run a test; exceptions that reach the event loop and tasks that are left over fail it."""
     mishaps: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(context))
-    await asyncio.wait_for(test, TEST_S_MAX)
+    await asyncio.wait_for(test, seconds_max)
     for _ in range(SETTLING_TURNS):
         if len(asyncio.all_tasks()) == 1:
             break

@@ -23,7 +23,7 @@ from headwater.replication.timers import Timers
 
 ROUNDS = [pytest.param(15), pytest.param(400, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 WARM_UP = 5  # turns that fill pools and caches
-THREADS_MORE_MAX = 10  # a pool grows to its size, and not beyond
+POOLED_MORE_MAX = 10  # threads, and the log's readers: a pool grows to its size, and not beyond
 OBJECTS_MORE_MAX = 8  # of one class: what the server lets go of a few seconds later; a leak has one for each round
 LOOK_S = 0.02
 OURS = ("headwater", "websockets")
@@ -67,7 +67,9 @@ async def steady(tmp_path: Path, rounds: int, turn: Callable[[int], Awaitable[No
         await turn(number)
         if number < WARM_UP:
             most |= held(tmp_path)  # a connection may be down just then
-    most["threads"] += THREADS_MORE_MAX
+    log = tmp_path / "server" / "log.db"
+    for pooled in ("threads", f"{log}", f"{log}-wal"):
+        most[pooled] += POOLED_MORE_MAX
     until_s = time.monotonic() + PATIENCE_S
     while more := _too_many(held(tmp_path) - most):  # what the last turn had is still on its way out
         assert time.monotonic() < until_s, more
