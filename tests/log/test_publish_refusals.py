@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 
 from headwater import Log
@@ -52,6 +53,7 @@ def test_a_bad_topic(log: Log, topic: Any) -> None:
         {"a": object()},
         "\ud800",
         1j,
+        msgspec.Raw(b'"\xff"'),
     ],
     ids=lambda data: re.sub(" at 0x[0-9a-f]+", "", repr(data)),
 )

@@ -130,6 +130,15 @@ def test_params_that_are_no_structure_of_json_are_refused_at_once(params: Any) -
     assert session.call("m") == 1
 
 
+def test_a_call_with_raw_json_that_is_no_utf8_is_refused_at_once() -> None:
+    """The other end could not read its id, and the caller would wait for an answer in vain."""
+    session = Session()
+    with pytest.raises(InvalidDataError, match="not UTF-8"):
+        session.call("m", [msgspec.Raw(b'"\xff"')])
+    assert not session.has_something_to_send
+    assert session.call("m", ["\xff"]) == 1
+
+
 @pytest.mark.parametrize("params", [object(), {"a": object()}, ["\ud800"]])
 def test_many_notifications_are_refused_together_if_one_is_not_json(params: Any) -> None:
     session = Session()

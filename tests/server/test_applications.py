@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 from typing import Any
@@ -242,3 +243,19 @@ async def test_a_thread_that_cannot_be_started_gives_its_place_back(monkeypatch:
             await threads.run(lambda: 1)
     async with asyncio.timeout(5):
         assert await threads.run(lambda: 1) == 1
+
+
+async def test_what_a_method_raises_after_its_caller_has_left_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    threads, goes_on = MethodThreads(1), threading.Event()
+
+    def fails() -> None:
+        goes_on.wait(5)
+        raise ValueError("the password is 1234")
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await threads.run(fails)
+    goes_on.set()
+    assert await threads.run(lambda: 1) == 1  # on the same thread's place
+    gc.collect()
+    assert not caplog.records

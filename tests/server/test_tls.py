@@ -141,6 +141,20 @@ async def test_a_connection_that_is_being_closed_can_be_flushed(serve_tls: Serve
         assert transport.buffered_bytes() >= 0
 
 
+async def test_http_that_is_being_closed_is_closed_once(serve_tls: Serve, authority: trustme.CA) -> None:
+    """Over TLS more may arrive then, which is no request; closed a second time, the connection could not be aborted."""
+    async with serve_tls("memory:") as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=trusting(authority))
+        writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")  # without a Host
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+            [incoming] = server.acceptor.connections
+            assert incoming.transport.is_closing()
+            incoming.transport.get_protocol().data_received(b"more\r\n\r\n")
+            assert incoming.transport.get_write_buffer_size() >= 0
+        writer.close()
+
+
 async def test_beyond_the_limit_no_connection_slips_in_over_tls(serve_tls: Serve, authority: trustme.CA) -> None:
     """A refusal would cost a handshake, so there is none."""
     async with serve_tls("memory:", limits_connections=1) as server, connect(server, ssl=trusting(authority)):

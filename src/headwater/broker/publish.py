@@ -85,11 +85,11 @@ def _plain_drafts(batch: list[Outgoing]) -> list[Draft] | None:
     try:
         checked = {topic: check_topic(topic) for topic in set(topics)}
         encoded = encode_all(payloads)
-    except (InvalidInputError, TypeError):
+        if encoded is None:
+            return None
+        return list(map(Draft, map(checked.__getitem__, topics), map(bytes.decode, encoded), map(len, encoded)))
+    except (InvalidInputError, TypeError, UnicodeDecodeError):  # raw JSON may be no UTF-8
         return None
-    if encoded is None:
-        return None
-    return list(map(Draft, map(checked.__getitem__, topics), map(bytes.decode, encoded), map(len, encoded)))
 
 
 def _drafts_one_by_one(batch: list[Outgoing], now_ms: int) -> list[Draft]:

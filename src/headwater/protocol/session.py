@@ -262,6 +262,7 @@ class Session:
         others would wait for it. Raises InvalidDataError or TooLargeError and queues nothing."""
         number = self._last_id + 1
         text = b'%b,"id":%d}' % (_encoded(method, params), number)
+        _check_utf8(method, text)
         self._queue(method, [text], batch=not (alone or may_be_deep(text)))
         self._last_id = number
         return number
@@ -339,6 +340,15 @@ def _encoded(method: str, params: Any) -> bytes:
             "params are neither an object nor an array", where=method, next="Pass an object or an array"
         )
     return b'%b,"params":%b' % (head, encoded)
+
+
+def _check_utf8(method: str, text: bytes) -> None:
+    """Raw JSON is sent as it is, and a frame that is no UTF-8 has no answer: its caller would wait for the timeout."""
+    if not text.isascii():
+        try:
+            str(text, "utf-8")
+        except UnicodeDecodeError as exc:
+            raise InvalidDataError(f"params are not UTF-8: {exc}", where=method, next="Send text in UTF-8") from exc
 
 
 @functools.lru_cache(maxsize=1024)

@@ -763,9 +763,11 @@ class HttpExchange(asyncio.Protocol):
         self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(HTTP_SECONDS_MAX, self._transport.abort)
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:  # over TLS also when reading is paused, and after `close`
+        if self._transport.is_closing():
+            return
         self._http.receive_data(data)
-        if not self._is_full:  # over TLS more data may arrive although reading is paused
+        if not self._is_full:
             self._advance()
 
     def _advance(self) -> None:
@@ -856,7 +858,7 @@ class HttpExchange(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_full = False
-        if self._request is None:  # all are answered
+        if self._request is None and not self._transport.is_closing():  # all are answered
             self._read_next()
 
     def connection_lost(self, exc: Exception | None) -> None:

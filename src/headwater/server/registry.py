@@ -194,7 +194,8 @@ class MethodThreads:
             self._free.release()
             raise
         outcome.add_done_callback(lambda _: self._free.release())
-        found = await asyncio.shield(outcome)
+        await asyncio.wait([outcome])  # which goes on if this is cancelled
+        found = outcome.result()
         return await found if inspect.isawaitable(found) else found
 
 
@@ -202,6 +203,7 @@ def on_daemon_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
     """Run a function that may never return: its thread does not keep the process alive."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
+    outcome.add_done_callback(asyncio.Future.exception)  # so that it is not reported when nobody waits any more
 
     def work() -> None:
         done: Callable[[], None]
