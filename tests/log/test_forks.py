@@ -45,6 +45,16 @@ def test_a_forked_child_opens_its_own(
     assert what_happens_in_a(fork, publish) == ""
 
 
+@FORKS
+def test_a_forked_child_begins_no_transaction(engine_here: None, log: Log, fork: Callable[[], int]) -> None:
+    def publish() -> None:
+        with log.transaction() as tx:
+            tx.publish("a", "child")
+
+    assert "forked" in what_happens_in_a(fork, publish)
+    assert log.publish("a", "parent") == 1
+
+
 def what_happens_in_a(fork: Callable[[], int], work: Callable[[], object]) -> str:
     """The error of the work in the child, if any."""
     reading, writing = os.pipe()
