@@ -6,17 +6,19 @@ import os
 from headwater.errors import ClosedError
 
 pid = os.getpid()
-"""For every verb: to ask the system takes longer than the rest of a check. Not renewed after a fork by C code, such as
-that of uWSGI, which calls no hook of Python."""
+"""For every verb: to ask the system takes longer than the rest of a check. A fork by C code, such as that of uWSGI,
+calls no hook of Python: there it is renewed when a log is opened."""
 
 
-def _ask_again() -> None:
+def ask() -> int:
+    """Asks the system, and renews `pid`: for whoever opens a log."""
     global pid
     pid = os.getpid()
+    return pid
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_ask_again)
+    os.register_at_fork(after_in_child=ask)
 
 
 def is_forked(opened_by: int) -> bool:

@@ -178,7 +178,7 @@ class Committer:
         self._is_shared = False  # the thread's last group had several works
         self._keeps_real_time = type(clock) is SystemClock
         self._closing = self._ended = False
-        self._pid = processes.pid
+        self._pid = processes.ask()
         self._thread = threading.Thread(target=self._run, name="headwater-writer", daemon=True)
         self._thread.start()
 

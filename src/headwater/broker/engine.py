@@ -49,7 +49,8 @@ class Engine:
         self.clock = clock
         self.dedupe = dedupe
         self.roll = roll
-        self.owner = f"{socket.gethostname()}:{processes.pid}:{uuid.uuid4().hex[:8]}"
+        self._pid = processes.ask()
+        self.owner = f"{socket.gethostname()}:{self._pid}:{uuid.uuid4().hex[:8]}"
         self.wakeups = Wakeups()
         self.timings = Timings(clock)
         last_seq = self.read_now(lambda reader: reader.last_seq(), Interruption())
@@ -69,14 +70,13 @@ class Engine:
         self._notifier_lock = threading.Lock()
         self._closed = False
         self._holders = itertools.count(1)
-        self._pid = processes.pid
         clock.on_advance(self.wakeups.wake_all)
 
     def announce(self) -> None:
         """A server calls this before it takes leases: if it is killed, the next server frees them at once."""
         name = self.store.announce()
         kind = f"served-{uuid.uuid4().hex[:8]}" if name is None else f"{ANNOUNCED}{name}"
-        self.owner = f"{socket.gethostname()}:{processes.pid}:{kind}"
+        self.owner = f"{socket.gethostname()}:{self._pid}:{kind}"
 
     def is_gone(self, owner: str) -> bool:
         """Whether this holder was a server's that has ended without giving back what it held."""

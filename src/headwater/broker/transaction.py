@@ -39,6 +39,7 @@ class OwnTransaction:
         subscription: str | None = None,
         settle: Callable[[Writer, TransactionHooks], object] | None = None,
     ) -> None:
+        engine.refuse_closed()
         refuse_in_transaction(engine)
         self.engine = engine
         self._subscription = subscription

@@ -53,7 +53,7 @@ class Connection:
         self._session = Session()
         self._transport: ClientTransport | None = None
         self._numbering = Numbering()
-        self._pid = processes.pid
+        self._pid = processes.ask()
         self._is_closed = False
         self._is_over = False
         self._failure: str | None = None  # why no more attempts are made

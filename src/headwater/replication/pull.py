@@ -85,12 +85,13 @@ class _Pull:
         self._report("preparing")
         shape = await asyncio.to_thread(shape_of, self._path, self.stop)
         page_size = here = None
-        if shape is not None:
-            page_size, self._head = shape.page_size, shape.head
         if shape is not None and not self.options.overwrite:
             self._compared = self.stack.enter_context(Shell(self._path, self.stop))
             self._compared_version = await asyncio.to_thread(self._compared.data_version)
+            shape = await asyncio.to_thread(self._compared.shape)  # once more: it may have been written
             here = await self.stack.enter_async_context(hashing(self._path, live=True))
+        if shape is not None:
+            page_size, self._head = shape.page_size, shape.head
         await self.stack.enter_async_context(self._connection)
         await self._connection.send_config({})
         offer = await self._connection.config(PullOffer)

@@ -491,7 +491,8 @@ class PullSubscription(Subscription):
         if word != LATEST or not rest.isdecimal() or len(rest) > VERSION_DIGITS_MAX:
             return
         number = int(rest)
-        if number < self._have or (number <= self._newest and not self._is_first_version):  # otherwise numbers grow
+        is_known = number == self._newest and not self._is_first_version
+        if number < max(self._have, self._newest) or is_known:  # otherwise numbers grow
             self._pull_anew()
         if not number and self._is_first_version:
             logger.warning("%s has no version yet: waiting for the first one", self._remote.key)

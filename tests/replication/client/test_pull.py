@@ -17,6 +17,7 @@ from headwater.errors import (
     UnreachableError,
     UnsyncedChangesError,
 )
+from headwater.replication import pull as pull_module
 from headwater.replication.connection import ReplicaConnection, is_partial
 from headwater.replication.integrity import check_integrity, dbhash
 from headwater.replication.protocol import PullOffer
@@ -128,6 +129,25 @@ def test_a_database_that_needs_its_application_can_be_synced(client: Any, tmp_pa
     client.pull("ns/app.db", "copy.db")
     with pytest.raises(UnsyncedChangesError, match="functions of its application"):
         client.pull("ns/app.db", "copy.db")
+
+
+@pytest.mark.parametrize("written", ["pragma user_version = 7", "pragma page_size = 1024; vacuum"])
+def test_what_was_written_before_the_comparison_counts(
+    client: Any, make: Any, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    """Neither is content, so it is overwritten."""
+    database = make(mode="delete")
+    client.push(database)
+    look = pull_module.shape_of
+
+    def look_early(*arguments: Any) -> Any:
+        found = look(*arguments)
+        database.run(written)
+        return found
+
+    monkeypatch.setattr(pull_module, "shape_of", look_early)
+    assert client.pull("ns/app.db", "app.db").is_new
+    assert (database.run("pragma user_version"), database.run("pragma page_size")) == ([(0,)], [(4096,)])
 
 
 @pytest.mark.parametrize("mode", ["wal", "delete"])

@@ -139,39 +139,43 @@ async def test_a_replica_made_anew_with_the_same_number_is_pulled(
     assert names_in(copy) == ["made anew"]
 
 
-def connected_to(subscription: PullSubscription, replica_id: str, number: int) -> None:
-    subscription.on_connected(SubscribeInfo(replica_id))
-    subscription.on_word(LATEST, str(number))
+def happen(subscription: PullSubscription, *events: int | str) -> None:
+    """Versions that are announced, and connections, each with the id of the replica and its newest version."""
+    for each in events:
+        *replica_id, number = str(each).split()
+        if replica_id:
+            subscription.on_connected(SubscribeInfo(None if replica_id == ["none"] else replica_id[0]))
+        subscription.on_word(LATEST, number)
 
 
 @pytest.mark.parametrize(
-    ("announced", "meanwhile", "pulls"),
+    ("before", "meanwhile", "pulls"),
     [
-        (5, [1], [5, 1]),
-        (1, [1], [1, 1]),
-        (5, [1, 2, 3, 4, 5], [5, 5]),
-        (5, [1, 2, 3, 4, 5, 6], [5, 6]),
-        (5, ["anew 5"], [5, 5]),
-        (5, ["anew 6"], [5, 6]),
-        (5, ["again 5"], [5]),
-        (5, [6], [6]),
-        (5, [6, 7], [5, 7]),
+        (["old 5"], [1], [5, 1]),
+        (["old 1"], [1], [1, 1]),
+        (["old 5"], [1, 2, 3, 4, 5], [5, 5]),
+        (["old 5"], [1, 2, 3, 4, 5, 6], [5, 6]),
+        (["old 5"], ["new 5"], [5, 5]),
+        (["old 5"], ["new 6"], [5, 6]),
+        (["old 5"], ["old 5"], [5]),
+        (["old 5"], [6], [6]),
+        (["old 5"], [6, 7], [5, 7]),
+        (["none 0", 1], ["none 0", 1], [1, 1]),
     ],
     ids=str,
 )
 async def test_a_replica_made_anew_during_a_pull_is_pulled_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: int, meanwhile: list[int | str], pulls: list[int]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: list[int | str],
+    meanwhile: list[int | str],
+    pulls: list[int],
 ) -> None:
-    """`meanwhile`: versions that are announced, and connections that are opened again."""
     pulled: list[int | None] = []
 
     async def pull(*_: object) -> Outcome:
         if not pulled:
-            for each in meanwhile:
-                if isinstance(each, int):
-                    following.on_word(LATEST, str(each))
-                else:
-                    connected_to(following, "new" if each.startswith("anew") else "old", int(each[-1]))
+            happen(following, *meanwhile)
         return OUTCOME(version=pulls[len(pulled)])
 
     def note(outcome: Outcome) -> None:
@@ -184,7 +188,7 @@ async def test_a_replica_made_anew_during_a_pull_is_pulled_too(
     remote = Remote("ws://127.0.0.1:1", ReplicaName("shop", "app.db"))
     options = TransferOptions(client_id="here:1")
     following = PullSubscription(str(tmp_path / "copy.db"), remote, options, Callbacks(note), {})
-    connected_to(following, "old", announced)
+    happen(following, *before)
     async with asyncio.timeout(PATIENCE_S):
         await following.run()
     assert pulled == pulls
@@ -201,7 +205,7 @@ async def test_a_stop_ends_a_running_pull(tmp_path: Path, monkeypatch: pytest.Mo
     remote = Remote("ws://127.0.0.1:1", ReplicaName("shop", "app.db"))
     options = TransferOptions(client_id="here:1")
     following = PullSubscription(str(tmp_path / "copy.db"), remote, options, Callbacks(print), {})
-    connected_to(following, "old", 1)
+    happen(following, "old 1")
     async with asyncio.timeout(PATIENCE_S):
         await following.run()
     assert following._have == 0

@@ -147,7 +147,7 @@ class PostgresStore:
         """How far the server's clock is ahead of this host's, as the last transaction found it."""
         self.salt = self._open(create)
         self.external_tx = PostgresExternalTx(self.place, self.salt)
-        self._pid = processes.pid
+        self._pid = processes.ask()
         self._readers = Pool(lambda: self.connect("reader"), readers_max)
 
     def _open(self, create: bool, tries: int = OPENINGS_MAX) -> int:
