@@ -11,7 +11,7 @@ calls no hook of Python: there it is renewed when a log is opened."""
 
 
 def ask() -> int:
-    """Asks the system, and renews `pid`: for whoever opens a log."""
+    """Asks the system, and renews `pid`: a log does so when it is opened."""
     global pid
     pid = os.getpid()
     return pid
