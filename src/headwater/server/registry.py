@@ -203,7 +203,7 @@ def on_daemon_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
     """Run a function that may never return: its thread does not keep the process alive."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
-    outcome.add_done_callback(asyncio.Future.exception)  # so that it is not reported when nobody waits any more
+    outcome.add_done_callback(asyncio.Future.exception)  # or asyncio reports it when no caller is left
 
     def work() -> None:
         done: Callable[[], None]
