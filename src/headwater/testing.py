@@ -449,7 +449,7 @@ def _assert_published(
 def _as_json(data: Any) -> Any:
     """What a message with this data has; or the data itself, if it holds what is no JSON."""
     try:
-        return decode(cast(Any, encode(data, "data")), "data")
+        return decode(cast(Any, encode(data, "data")[0]), "data")
     except (InvalidDataError, TooLargeError):
         return data
 

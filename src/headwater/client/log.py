@@ -128,7 +128,7 @@ class RemoteLog:
         if options:
             params = _publish_params(make_draft(topic, data, options, self._clock.now_ms()), options)
         else:
-            params = rpc.PlainPublish(topic, Raw(encode(data, topic)))
+            params = rpc.PlainPublish(topic, Raw(encode(data, topic)[0]))
         return self._connection.enqueue(Request("rpc.publish", params, _sequence_id, count=1, gathers=not options))
 
     def publish_many(self, messages: Iterable[Outgoing]) -> Flow[list[int]]:
@@ -278,7 +278,7 @@ class RemoteLog:
 
     def publish_occurrence(self, schedule: Schedule, fence: int, at_ms: int, data: Any, ends: bool) -> Flow[bool]:
         """Publish an occurrence. A call that is sent again after a lost answer stores nothing and returns False."""
-        raw = None if data is None else Raw(encode(data, schedule.topic))
+        raw = None if data is None else Raw(encode(data, schedule.topic)[0])
         publisher = self._schedule_publisher
         params = rpc.PublishOccurrence(msgspec.to_builtins(schedule), publisher, fence, at_ms, raw, ends)
         return self._ask("rpc.schedule.publish", params, _decoder(bool))

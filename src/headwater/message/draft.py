@@ -77,8 +77,8 @@ _OPTION_OF_HEADER = {field.name: field.option for field in HEADER_FIELDS}
 def make_draft(topic: str, data: Any, options: PublishOptions, now_ms: int) -> Draft:
     """Check and encode one message; `topic` has been checked by the caller. Raises InvalidInputError, changes
     nothing."""
-    encoded = encode(data, topic)
-    data_json, size = encoded.decode(), len(encoded)
+    encoded, data_json = encode(data, topic)
+    size = len(encoded)
     if not options:  # the hot path: nothing but topic and data
         return Draft(topic, data_json, size)
     unknown = options.keys() - PublishOptions.__annotations__.keys()
@@ -155,14 +155,14 @@ def _encode_headers(headers: Mapping[str, Any], topic: str) -> str:
             where=topic,
             next=f"Give it as the option {_OPTION_OF_HEADER[misplaced]}",
         )
-    encoded = encode(dict(headers), f"headers on {topic}")
+    encoded, text = encode(dict(headers), f"headers on {topic}")
     if len(encoded) > HEADERS_BYTES_MAX:
         raise TooLargeError(
             f"headers take {len(encoded)} bytes, the limit is {HEADERS_BYTES_MAX}",
             where=topic,
             next="Put what is large into data",
         )
-    return encoded.decode()
+    return text
 
 
 def _check_name(name: str, value: object, limit: int) -> None:

@@ -28,11 +28,11 @@ _encode = msgspec.json.Encoder(enc_hook=_foreign).encode
 _decoder = msgspec.json.Decoder()
 
 
-def encode(data: Any, where: str) -> bytes:
-    """`data` as JSON, or InvalidDataError/TooLargeError that says where it stood."""
+def encode(data: Any, where: str) -> tuple[bytes, str]:
+    """`data` as JSON, in bytes and as text, or InvalidDataError/TooLargeError that says where it stood."""
     try:
         encoded = _encode(data)
-        text = encoded.decode()  # which is searched in half the time
+        text = encoded.decode()  # which is also searched in half the time
     except RecursionError as exc:
         raise InvalidDataError(
             "it holds itself, or is nested too deeply for JSON", where=where, next="Send its parts by value"
@@ -60,7 +60,7 @@ def encode(data: Any, where: str) -> bytes:
     # It writes sets as arrays, in any order.
     if "[" in text and _has_set(data):
         raise InvalidDataError("a set is not JSON: it has no order", where=where, next="Send a list, like sorted(…)")
-    return encoded
+    return encoded, text
 
 
 def encode_all(payloads: Sequence[Any]) -> list[bytes] | None:

@@ -187,7 +187,7 @@ def plain_values(event: Event) -> dict[str, Any]:
     except (ValueError, OverflowError) as exc:
         raise InvalidMessageError(str(exc), where=where, next="Nothing was published") from exc
     try:
-        back: Any = cls.__pydantic_validator__.validate_json(encode(plain, where))
+        back: Any = cls.__pydantic_validator__.validate_json(encode(plain, where)[0])
     except ValidationError as exc:
         path, why = summarize(exc)
         raise InvalidMessageError(
@@ -308,7 +308,7 @@ def read_event(cls: type[Event], message: Message) -> Event:
     text: bytes | str = bytes(message.raw)
     if version != declared.version or not is_json(message.content_type):
         fields = from_data(message.content_type, message.data, where)
-        text = encode(_upgraded(declared, version, fields, where), where)
+        text, _ = encode(_upgraded(declared, version, fields, where), where)
     try:
         event: Any = cls.__pydantic_validator__.validate_json(text)
     except ValidationError as exc:
