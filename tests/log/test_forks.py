@@ -5,10 +5,12 @@ import os
 import select
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from waiting import TIME_LIMIT_S
 
+import headwater
 from headwater import Log
 from headwater.errors import ClosedError
 
@@ -43,6 +45,16 @@ def test_a_forked_child_opens_its_own(
             log.publish_many([("a", "child again")])
 
     assert what_happens_in_a(fork, publish) == ""
+
+
+@FORKS
+def test_a_forked_child_stores_nothing_at_once(tmp_path: Path, fork: Callable[[], int]) -> None:
+    """Only a log on the real clock does: there the calling thread uses a connection of the parent."""
+    with headwater.open(tmp_path / "log.db") as log:
+        assert log.publish("a", "parent") == 1
+        assert "forked" in what_happens_in_a(fork, lambda: log.publish("a", "child"))
+        assert "forked" in what_happens_in_a(fork, lambda: log.publish_many([("a", "child")]))
+        assert log.publish("a", "parent again") == 2
 
 
 @FORKS
